@@ -1,0 +1,40 @@
+"""ChatML over bytes: no tokenizer file, no dependency, fast. For scripted policies, tests and benches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentgym.rollout.renderers.chatml import CONTROL_TOKENS, ChatMLRenderer, Thinking
+
+_FIRST_CONTROL = 256
+
+
+class BytesRenderer(ChatMLRenderer):
+    """One token per UTF-8 byte (0..255) and the nine control tokens (256..264).
+
+    Lone surrogates are encoded as `?`.
+    """
+
+    name = "bytes"
+    vocab_size = _FIRST_CONTROL + len(CONTROL_TOKENS)
+
+    def __init__(self, *, thinking: Thinking = "none") -> None:
+        super().__init__({token: _FIRST_CONTROL + i for i, token in enumerate(CONTROL_TOKENS)}, thinking=thinking)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, control tokens included; incomplete UTF-8 becomes U+FFFD."""
+        try:
+            return bytes(ids).decode("utf-8", "replace")
+        except ValueError:
+            return b"".join(map(_piece, ids)).decode("utf-8", "replace")
+
+
+def _piece(token_id: int) -> bytes:
+    if 0 <= token_id < _FIRST_CONTROL:
+        return bytes((token_id,))
+    if _FIRST_CONTROL <= token_id < BytesRenderer.vocab_size:
+        return CONTROL_TOKENS[token_id - _FIRST_CONTROL].encode()
+    return b""
