@@ -221,6 +221,10 @@ class Env(gymnasium.Env[str, Action]):
         """Most steps of an episode of `task` (when the constructor was not given `max_turns`)."""
         return self.max_turns
 
+    def most_turns(self, task: Task) -> int:
+        """Most steps of an episode of `task`, with the constructor's `max_turns` applied."""
+        return self._limit or self.turn_limit(task)
+
     def expert(self, rng: Rng) -> Message | None:
         """Return a good next message, or `None` where the env ships no expert."""
         return None
@@ -413,7 +417,7 @@ class Env(gymnasium.Env[str, Action]):
         super().reset(seed=seed)
         self.task = self._pick((options or {}).get("task"))
         self._recording, self._entries = Recording(seed or 0, "", ()), []
-        self._episode = _Episode(limit=self._limit or self.turn_limit(self.task))
+        self._episode = _Episode(limit=self.most_turns(self.task))
         return self.begin(self.task, self.np_random)
 
     def _started(self, message: str | Sequence[ChatMessage]) -> tuple[str, dict[str, Any]]:

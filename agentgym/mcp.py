@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from agentgym.errors import BadInput, DeadlineExceeded, MissingExtra, ToolError
@@ -85,7 +85,11 @@ class McpTools:
 
     @classmethod
     def http(cls, url: str, *, deadline_s: float = 30.0, options: ToolOptions | None = None) -> Self:
-        """Connect to a server by streamable HTTP. Raises `BadInput` for anything but an http(s) URL."""
+        """Connect to a running server by streamable HTTP.
+
+        Raises:
+            BadInput: `url` is no http or https URL.
+        """
         if not url.startswith(("http://", "https://")):
             raise BadInput(f"expected a URL such as http://localhost:8000/mcp, got {url!r}")
         return cls(url, deadline_s=deadline_s, options=options)
@@ -120,8 +124,7 @@ class McpTools:
         async def function(**arguments: Any) -> str:
             return await self._call(client, tool.name, arguments)
 
-        spec: ToolSpec
-        spec = ToolSpec(
+        spec: ToolSpec = ToolSpec(
             name=tool.name,
             description=tool.description or tool.title or tool.name,
             parameters=tool.input_schema,
@@ -170,15 +173,7 @@ def list_tools(tools: McpTools) -> list[dict[str, Any]]:
         async with tools:
             return [spec.schema for spec in tools.specs]
 
-    return _run(listed)
-
-
-def _run(main: Callable[[], Coroutine[Any, Any, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(main())
-    raise BadInput("an event loop is running: use `async with tools` and read `tools.specs`")
+    return asyncio.run(listed())
 
 
 def _checked(spec: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ module is imported before it is made.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
+import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -97,8 +97,10 @@ def _register_installed() -> None:
     for env_id, target in _BUILTIN.items():
         register(env_id, target)
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        with contextlib.suppress(BadInput):
+        try:
             register(point.name, point.value)
+        except BadInput as error:
+            warnings.warn(f"entry point {point.name!r} of {ENTRY_POINT_GROUP} is ignored: {error}", stacklevel=2)
 
 
 _register_installed()

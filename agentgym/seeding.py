@@ -26,7 +26,7 @@ def derive(seed: int, *path: int | str) -> int:
     Returns:
         An integer in `[0, 2**63)`, equal on every machine and Python version.
     """
-    text = f"{seed}\x1f" + "\x1f".join(f"s{p}" if isinstance(p, str) else f"i{p}" for p in path)
+    text = f"{seed}\x1f" + "\x1f".join(["s" + p if isinstance(p, str) else f"i{p}" for p in path])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _MASK63
 

@@ -158,7 +158,12 @@ def random_call(tools: Sequence[ToolSpec], rng: Rng) -> Message:
     `format` and `multipleOf`. Optional arguments are given or left out at random.
     """
     spec = tools[int(rng.integers(len(tools)))]
-    return call(spec.name, **_random_object(spec.parameters, spec.parameters.get("$defs", {}), rng))
+    return call(spec.name, **random_arguments(spec.parameters, rng))
+
+
+def random_arguments(parameters: Mapping[str, Any], rng: Rng) -> dict[str, Any]:
+    """Return random arguments that satisfy a tool's parameter schema."""
+    return _random_object(parameters, parameters.get("$defs", {}), rng)
 
 
 def _random_object(schema: Mapping[str, Any], defs: Mapping[str, Any], rng: Rng) -> dict[str, Any]:
@@ -203,7 +208,7 @@ def _random_number(prop: Mapping[str, Any], rng: Rng) -> int | float:
         low = 0 if high is None or high >= 0 else high - span
     if high is None:
         high = low + span
-    return int(rng.integers(low, high + 1)) if whole else float(rng.uniform(low, high))
+    return int(rng.integers(int(low), int(high) + 1)) if whole else float(rng.uniform(low, high))
 
 
 def _random_length(prop: Mapping[str, Any], what: str, usual: int, rng: Rng) -> int:

@@ -14,10 +14,6 @@ from agentgym.errors import BadInput, UnknownName
 from agentgym.rollout.ledger import Amount
 from agentgym.rollout.policies.base import Sampling
 
-FREE_ON_RESUME = frozenset({"concurrency", "retries", "env_deadline", "policy_deadline", "allow_failed"})
-"""Keys that may differ when a run is resumed: they change how fast it goes, not what it makes."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What a run does.

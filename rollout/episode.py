@@ -11,14 +11,25 @@ from dataclasses import dataclass, field, replace
 from agentgym import seeding
 from agentgym.errors import DeadlineExceeded, InvalidReward, PolicyError, ReplayDivergence, SnapshotError
 from agentgym.messages import ChatMessage, Message
+from agentgym.rollout import records
+from agentgym.rollout.deadlines import Watchdog
 from agentgym.rollout.grove import Job
 from agentgym.rollout.hosts import Host, HostPool, StepResult
-from agentgym.rollout.journal import Journal, failed_event, leaf_event, node_event
+from agentgym.rollout.journal import Journal
 from agentgym.rollout.ledger import Entry
 from agentgym.rollout.policies.base import Completion, FinishReason, Policy, Sampling
 from agentgym.rollout.renderers.base import Renderer
+from agentgym.rollout.tree import Tree
 from agentgym.rollout.types import Failure, StopReason
 from agentgym.stack import StackSnapshot
+
+
+_ENV_FAILURES: tuple[tuple[type[Exception], Failure], ...] = (
+    (DeadlineExceeded, Failure.ENV_TIMEOUT),
+    (InvalidReward, Failure.INVALID_REWARD),
+    (ReplayDivergence, Failure.REPLAY_DIVERGENCE),
+    (SnapshotError, Failure.SNAPSHOT_ERROR),
+)
 
 
 class RolloutFailure(Exception):
@@ -34,6 +45,12 @@ class RolloutFailure(Exception):
         super().__init__(f"{type(cause).__name__}: {cause}")
         self.kind = kind
         self.completion = completion or Completion((), (), FinishReason.ABORT)
+
+    @classmethod
+    def of_env(cls, error: Exception, completion: Completion | None = None) -> RolloutFailure:
+        """Build the failure of an env call."""
+        kind = next((kind for error_type, kind in _ENV_FAILURES if isinstance(error, error_type)), Failure.ENV_ERROR)
+        return cls(kind, error, completion)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +93,7 @@ class Player:
 
     def __init__(self, setting: Setting) -> None:
         self._s = setting
+        self._watchdog = Watchdog("a message", setting.policy_deadline)
 
     async def play(self, job: Job, caps: Entry) -> None:
         """Play `job` to its end; what it produced is in the tree and in the journal when this returns.
@@ -129,7 +147,7 @@ class Player:
             if job.at == job.anchor:
                 await self._reseed(host, job, job.key)
         except Exception as error:  # boundary: the env's code
-            raise RolloutFailure(_env_failure(error), error) from error
+            raise RolloutFailure.of_env(error) from error
 
     async def _reseed(self, host: Host, job: Job, key: str) -> None:
         """Give the continuation whose first node is `key` its own env randomness."""
@@ -140,9 +158,9 @@ class Player:
         message = self._parse(tree.sampled_ids(node).tolist(), tree.finish[node])
         info = (await host.step(message))[4]
         self._s.counters["replayed_steps"] += 1
-        if info["messages"] != tree.reply[node]:
+        if info["messages"] != tree.answers[node]:
             raise ReplayDivergence(
-                f"replaying node {tree.path_key(node)} gave {info['messages']!r}, recorded was {tree.reply[node]!r}"
+                f"replaying node {tree.path_key(node)} gave {info['messages']!r}, recorded was {tree.answers[node]!r}"
             )
 
     # --- one turn ---------------------------------------------------------------------------------------------
@@ -160,7 +178,7 @@ class Player:
             over = result[2] or result[3]
             saved = await host.snapshot() if self._s.keep_snapshots and not over else None
         except Exception as error:  # boundary: the env's code
-            raise RolloutFailure(_env_failure(error), error, completion) from error
+            raise RolloutFailure.of_env(error, completion) from error
         self._add(job, completion, message, result, saved, sampling)
 
     def _room(self, job: Job, caps: Entry) -> tuple[StopReason | None, Sampling]:
@@ -185,14 +203,13 @@ class Player:
     async def _generate(self, job: Job, sampling: Sampling) -> Completion:
         grove, s = job.grove, self._s
         seed = seeding.derive(s.seed, "policy", *grove.path(job.key, job.attempt))
+        request = s.policy.generate(
+            job.tokens, sampling, seed=seed, stop=s.renderer.stop_ids, affinity=grove.tree.group
+        )
         try:
-            async with asyncio.timeout(s.policy_deadline):
-                completion = await s.policy.generate(
-                    job.tokens, sampling, seed=seed, stop=s.renderer.stop_ids, affinity=grove.tree.group
-                )
-        except TimeoutError as error:
-            late = DeadlineExceeded(f"a message took longer than {s.policy_deadline:g} s")
-            raise RolloutFailure(Failure.POLICY_TIMEOUT, late) from error
+            completion = await self._watchdog.run(request)
+        except DeadlineExceeded as error:
+            raise RolloutFailure(Failure.POLICY_TIMEOUT, error) from error
         except Exception as error:  # boundary: the engine's code
             raise RolloutFailure(Failure.POLICY_ERROR, error) from error
         if not 1 <= len(completion.token_ids) <= sampling.max_tokens:
@@ -249,7 +266,7 @@ class Player:
             return
         job.tokens = reply if reset else [*job.tokens, *completion.token_ids, *reply]
         if self._s.journal is not None:
-            self._s.journal.write(node_event(tree, node))
+            self._s.journal.write(records.node(tree, node))
 
     def _reply(
         self, job: Job, completion: Completion, text: str, messages: Sequence[ChatMessage]
@@ -282,8 +299,8 @@ class Player:
         tree.end(job.at, stop, success=success, propensity=job.propensity)
         job.end = job.at
         if self._s.journal is not None:
-            events = [node_event(tree, job.at)] if new else []
-            self._s.journal.write(*events, leaf_event(tree, job.at))
+            events = [records.node(tree, job.at)] if new else []
+            self._s.journal.write(*events, records.leaf(tree, job.at))
 
     def _record_failure(self, job: Job, failure: RolloutFailure) -> None:
         tree, completion = job.grove.tree, failure.completion
@@ -304,14 +321,11 @@ class Player:
         if job.failures > self._s.retries:
             job.end = node
         if self._s.journal is not None:
-            self._s.journal.write(failed_event(tree, node))
+            self._s.journal.write(records.failed(tree, node))
 
-
-def _env_failure(error: Exception) -> Failure:
-    kinds: list[tuple[type[Exception], Failure]] = [
-        (DeadlineExceeded, Failure.ENV_TIMEOUT),
-        (InvalidReward, Failure.INVALID_REWARD),
-        (ReplayDivergence, Failure.REPLAY_DIVERGENCE),
-        (SnapshotError, Failure.SNAPSHOT_ERROR),
-    ]
-    return next((failure for kind, failure in kinds if isinstance(error, kind)), Failure.ENV_ERROR)
+    def stillborn(self, tree: Tree, failure: RolloutFailure) -> None:
+        """Record that the env of a tree could not be reset."""
+        attempt = len(tree.failed)
+        node = tree.fail(0, ordinal=0, origin=0, failure=failure.kind, attempt=attempt, message=str(failure))
+        if self._s.journal is not None:
+            self._s.journal.write(records.failed(tree, node))

@@ -70,7 +70,7 @@ def outcomes(tree: Tree, kind: TargetKind) -> dict[int, tuple[int, int]]:
 
     `descendant`: all leaves below the node, the recursive target of TRACE (arXiv 2606.11119). Continuations start
     more often below prefixes whose rollout is doubted, so the mean is biased: towards 0.5 at roots and early turns,
-    by up to 0.07 on a four-turn walk with 4 roots and 2 continuations for each.
+    by up to 0.09 on the four-turn walk of the tests (4 roots, 2 continuations for each).
 
     Leaves without a known success and failed attempts do not count. A node is no outcome of itself: leaves have no row.
 

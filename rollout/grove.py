@@ -21,7 +21,7 @@ class Grove:
         tree: the arena.
         task: what the tree is about.
         dispatch: how often this task was dispatched before in this run; part of every seed.
-        start: snapshot of the env right after `reset`.
+        start: snapshot of the env right after `reset`; `None` when the env could not be reset.
         purse: the tree's share of the budget.
         started: continuations started at each anchor.
         delivered: leaves that the allocator was told of, in dispatch order.
@@ -30,7 +30,7 @@ class Grove:
     tree: Tree
     task: Task
     dispatch: int
-    start: StackSnapshot
+    start: StackSnapshot | None
     purse: Purse = field(default_factory=lambda: Purse(Amount(leaves=0)))
     started: Counter[int] = field(default_factory=Counter)
     delivered: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Grove:
         tree = self.tree
         messages = list(tree.messages)
         for step in tree.path(node)[1:]:
-            messages += [{"role": "assistant", "content": tree.message[step]}, *tree.reply[step]]
+            messages += [{"role": "assistant", "content": tree.texts[step]}, *tree.answers[step]]
         return messages
 
 
@@ -131,7 +131,7 @@ class Job:
         self.attempt = 0
         self.sampled += tree.n_sampled[node]
         self.steps += 1
-        self.empty = 0 if tree.message.get(node) else self.empty + 1
+        self.empty = 0 if tree.texts.get(node) else self.empty + 1
 
     def fail(self, node: int) -> None:
         """Count a failed attempt that was just recorded (or that a journal had)."""

@@ -205,6 +205,12 @@ class HostPool:
     Args:
         make: makes one env.
         deadline: seconds that one call of a threaded or async env may take.
+
+    Attributes:
+        calls: how the env may be called.
+        tools: its tools.
+        instructions: its system prompt.
+        turn_limit: `task -> most turns of an episode`.
     """
 
     def __init__(self, make: MakeEnv, deadline: float) -> None:
@@ -217,6 +223,7 @@ class HostPool:
         self.calls = core.calls
         self.tools = core.tools
         self.instructions = core.instructions
+        self.turn_limit = core.most_turns
         self._idle: list[Host] = []
         self._all: list[Host] = []
         probe.close()

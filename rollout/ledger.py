@@ -33,6 +33,10 @@ class Amount:
                 raise BadInput(f"a budget must be >= 1, got {unit}={value}")
         return cls(**{unit: value for unit, value in given.items() if value is not None})
 
+    def minus(self, spent: Sequence[Amount]) -> Amount:
+        """Return what is left after `spent`."""
+        return Amount(**{unit: getattr(self, unit) - sum(getattr(s, unit) for s in spent) for unit in UNITS})
+
     def split(self, weights: Sequence[int]) -> list[Amount]:
         """Split into whole parts in proportion to `weights` (largest remainder, earlier parts first)."""
         columns = {unit: _apportion(getattr(self, unit), weights) for unit in UNITS}
@@ -68,16 +72,15 @@ class Purse:
         """Return what is not yet claimed, in `leaves`, `sampled_tokens` or `env_steps`."""
         if unit not in UNITS:
             raise UnknownName.of("budget unit", unit, UNITS)
-        claimed = {
-            "leaves": len(self._entries),
-            "sampled_tokens": sum(e.tokens for e in self._entries),
-            "env_steps": sum(e.steps for e in self._entries),
-        }
-        return float(max(0.0, getattr(self._amount, unit) - claimed[unit]))
+        return float(max(0.0, getattr(self._amount, unit) - getattr(self.spent(), unit)))
 
-    def remainder(self) -> Amount:
-        """Return what is left in every unit; call it when all entries are settled."""
-        return Amount(**{unit: self.left(unit) for unit in UNITS})
+    def spent(self) -> Amount:
+        """Return what has been claimed, in every unit: what was really spent once all entries are settled."""
+        return Amount(
+            leaves=len(self._entries),
+            sampled_tokens=sum(e.tokens for e in self._entries),
+            env_steps=sum(e.steps for e in self._entries),
+        )
 
     def claim(self, tokens: float, steps: float) -> Entry:
         """Claim one leaf, in dispatch order.

@@ -75,16 +75,19 @@ class Logistic:
 
     def load(self, state: Mapping[str, Any]) -> LogisticPredictor:
         """Return the predictor with the state of `to_json`."""
-        start = self.initial()
+        rates = self.initial().rates.spec
         try:
-            weights, precision = np.array(state["weights"], float), np.array(state["precision"], float)
-            horizons = {str(level): int(turns) for level, turns in state["horizons"].items()}
-            rates = start.rates.spec.load(state["rates"])
+            if state["features"] != list(FEATURES):
+                raise ValueError(f"it has the features {state['features']}, this version {list(FEATURES)}")
+            return LogisticPredictor(
+                self,
+                rates.load(state["rates"]),
+                tuple(np.array(state["weights"], float).reshape(len(FEATURES)).tolist()),
+                _nested(np.array(state["precision"], float).reshape(len(FEATURES), len(FEATURES))),
+                {str(level): int(turns) for level, turns in state["horizons"].items()},
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is no state of the predictor 'logistic': {error!r}") from error
-        if state["features"] != list(FEATURES) or precision.shape != (weights.size, len(FEATURES)):
-            raise BadInput(f"the state was learned on features {state['features']}, this version has {list(FEATURES)}")
-        return LogisticPredictor(self, rates, tuple(weights.tolist()), _nested(precision), horizons)
 
 
 @dataclass(frozen=True)

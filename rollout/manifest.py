@@ -20,7 +20,14 @@ FORMAT = 1
 """Version of the run folder's format; raised when older readers would misread it."""
 
 FREE_ON_RESUME = frozenset(
-    {"config.concurrency", "config.deadlines", "config.out", "config.resume", "config.retries", "policy.device"}
+    {
+        "config.allow_failed",
+        "config.concurrency",
+        "config.env_deadline",
+        "config.policy_deadline",
+        "config.retries",
+        "policy.device",
+    }
 )
 """Dotted keys that may differ when a run is resumed; all below them as well."""
 COMPARED = ("config", "env", "policy", "renderer")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentgym.rollout.tree import Tree
 
 State: TypeAlias = dict[str, Any]
-LOWEST, HIGHEST = 0.02, 0.98
+CLIP = (0.02, 0.98)
 """Predictions are clipped to this range, so that no anchor is ever given up for good."""
 
 
@@ -55,7 +55,7 @@ class PredictorSpec(Protocol):
 
 def clip(p: float) -> float:
     """Clip a probability to [0.02, 0.98]."""
-    return min(max(p, LOWEST), HIGHEST)
+    return min(max(p, CLIP[0]), CLIP[1])
 
 
 # --- constant -------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Beta:
         """Return the predictor with the counts of `to_json`."""
         try:
             return BetaPredictor(self, _load_counts(state["tasks"]), _load_counts(state["levels"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is no state of the predictor 'beta': {error!r}") from error
 
 
@@ -221,17 +221,17 @@ def resolve_predictor(given: object, *, target: str | None = None) -> PredictorS
         UnknownName: an unknown predictor or target.
         BadInput: neither a name nor a specification.
     """
+    known = predictors()
     if isinstance(given, str):
-        if given not in predictors():
-            raise UnknownName.of("predictor", given, predictors())
-        spec: Any = predictors()[given]()
-    elif isinstance(given, PredictorSpec):
-        spec = given
-    else:
-        raise BadInput(f"predictor must be one of {', '.join(predictors())} or a PredictorSpec, got {given!r}")
-    if target is None:
-        return spec  # type: ignore[no-any-return]
-    if target not in TARGETS:
+        if given not in known:
+            raise UnknownName.of("predictor", given, known)
+        given = known[given]()
+    if not isinstance(given, PredictorSpec):
+        raise BadInput(f"predictor must be one of {', '.join(known)} or a PredictorSpec, got {given!r}")
+    if target is not None and target not in TARGETS:
         raise UnknownName.of("target", target, TARGETS)
-    learns = dataclasses.is_dataclass(spec) and any(f.name == "target" for f in dataclasses.fields(spec))
-    return dataclasses.replace(spec, target=target) if learns else spec
+    if target is None or "target" not in getattr(given, "__dataclass_fields__", {}):
+        return given
+    spec: Any = given
+    changed: PredictorSpec = dataclasses.replace(spec, target=target)
+    return changed

@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentgym import seeding
-from agentgym.env import Env
-from agentgym.errors import AgentGymError, BadInput, SystemicFailure
+from agentgym.errors import BadInput, SystemicFailure
 from agentgym.messages import ChatMessage
+from agentgym.rollout import records
 from agentgym.rollout.allocators.base import Allocator, Event, Expansion, ForestView, LedgerView, TreeView, Watch
-from agentgym.rollout.episode import Player, Setting
+from agentgym.rollout.episode import Player, RolloutFailure, Setting
 from agentgym.rollout.grove import Grove, Job
-from agentgym.rollout.journal import step_event, tree_event
-from agentgym.rollout.ledger import UNITS, Amount, Purse
-from agentgym.rollout.predictors import CLIP, Predictor
+from agentgym.rollout.ledger import Amount, Entry, Purse
 from agentgym.rollout.tree import Tree
 from agentgym.rollout.types import Status
+from agentgym.stack import StackSnapshot
 from agentgym.tasks import Task
 
 _HOPELESS = 16
@@ -84,6 +83,7 @@ class Runner:
         self._notify = progress
         self._predictor = allocator.predictor.initial() if allocator.predictor is not None else None
         self.progress = Progress()
+        self.seconds = 0.0
 
     async def step(self, number: int, tasks: Sequence[Task], budget: Amount) -> list[Tree]:
         """Grow one tree for each task within `budget`, then let the predictor learn from them.
@@ -103,7 +103,8 @@ class Runner:
             trees = [self._recorded[number, index] for index in range(len(tasks))]
             self._dispatched.update(task.id for task in tasks)
             for tree in trees:
-                self._count_all(tree)
+                for leaf in tree.leaves:
+                    self._count(tree, leaf)
         else:
             trees = await self._run_step(number, tasks, budget)
         if self._predictor is not None:
@@ -120,9 +121,11 @@ class Runner:
         trees = [grove.tree for grove in groves]
         for tree in trees:
             tree.release()
+        seconds = time.monotonic() - began
+        self.seconds += seconds
         if self._s.journal is not None:
             spent = self._s.counters - before
-            self._s.journal.write(step_event(number, seconds=time.monotonic() - began, **spent))
+            self._s.journal.write(records.step(number, seconds=round(seconds, 3), **spent))
         return trees
 
     # --- planting ---------------------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ class Runner:
 
     async def _plant_one(self, number: int, index: int, task: Task, dispatch: int) -> Grove:
         async with self._slots:
-            start, opening, error = await self._reset(task, dispatch)
+            start, opening, failure = await self._reset(task, dispatch)
         prompt = self._s.renderer.prompt(opening, self._s.pool.tools) if opening else []
         tree = self._recorded.get((number, index))
         if tree is None:
@@ -155,12 +158,12 @@ class Runner:
                 sampling=self._s.sampling,
             )
             if self._s.journal is not None:
-                self._s.journal.write(tree_event(tree))
+                self._s.journal.write(records.tree(tree))
         elif prompt and tree.prompt_ids.tolist() != prompt:
             raise BadInput(f"task {task.id} no longer starts as it did in this run; the env or the template has changed")
-        if error is not None and not tree.failed:
-            self._player.record_stillborn(tree, error)
-            self._count_failure(str(error))
+        if failure is not None:
+            self._player.stillborn(tree, failure)
+            self._count(tree, tree.failed[0])
         return Grove(tree, task, dispatch, start)
 
     async def _reset(
@@ -187,28 +190,23 @@ class Runner:
     async def _grow(self, number: int, groves: list[Grove], budget: Amount) -> None:
         views = [TreeView(i, grove.tree) for i, grove in enumerate(groves)]
         alive = [view for view, grove in zip(views, groves, strict=True) if grove.start is not None]
-        ledger = StepLedger(budget)
-        proposals = self._propose(Event.START, alive, ledger, "start", number)
-        first = self._cut(proposals, groves, budget.leaves)
-        counts = [sum(1 for e in first if e.tree == i) for i in range(len(groves))]
-        for grove, count, share in zip(groves, counts, self._shares(budget, counts), strict=True):
+        proposals = self._propose(Event.START, alive, StepLedger(budget), "start", number)
+        first = self._cut(proposals, budget.leaves)
+        mine = [[e for e in first if e.tree == index] for index in range(len(groves))]
+        counts = [sum(e.count for e in part) for part in mine]
+        rest = replace(budget, leaves=budget.leaves - sum(counts))
+        for grove, count, share in zip(groves, counts, rest.split(counts), strict=True):
             grove.purse = Purse(replace(share, leaves=share.leaves + count))
         async with asyncio.TaskGroup() as group:
-            for index, grove in enumerate(groves):
-                mine = [e for e in first if e.tree == index]
-                group.create_task(self._drive(group, index, grove, mine))
+            for index, (grove, part) in enumerate(zip(groves, mine, strict=True)):
+                group.create_task(self._drive(group, index, grove, part))
         if self._allocator.watches is not Watch.NOTHING:
             await self._spill(number, groves, budget)
 
-    @staticmethod
-    def _shares(budget: Amount, counts: Sequence[int]) -> list[Amount]:
-        """Split what the first proposals left over in proportion to the continuations that each tree got."""
-        return replace(budget, leaves=budget.leaves - sum(counts)).split(counts)
-
-    async def _drive(self, group: asyncio.TaskGroup, index: int, grove: Grove, first: list[Expansion]) -> None:
+    async def _drive(self, group: asyncio.TaskGroup, index: int, grove: Grove, first: Sequence[Expansion]) -> None:
         """Run one tree: hear of its leaves in dispatch order, ask the allocator, dispatch what it wants."""
         watches, asked = self._allocator.watches, 0
-        order = deque(self._dispatch(group, [grove] * (index + 1), first, grove.purse))
+        order = deque(self._dispatch(group, grove, first, grove.purse))
         fresh: list[int] = []
         while order:
             job, running = order.popleft()
@@ -216,16 +214,110 @@ class Runner:
             if job.end is not None and grove.tree.is_leaf(job.end):
                 grove.delivered.append(job.end)
                 fresh.append(job.end)
-            if watches is Watch.LEAF and fresh:
-                event = Event.LEAF
-            elif watches is Watch.TREE and not order:
-                event = Event.TREE
-            else:
-                continue
+            event = Event.LEAF if watches is Watch.LEAF and fresh else Event.TREE
             left = int(grove.purse.left())
+            if not left or (event is Event.TREE and (watches is not Watch.TREE or order)):
+                continue
             view = TreeView(index, grove.tree, tuple(grove.delivered), tuple(fresh), left)
             fresh = []
-            wanted = self._propose(event, [view], grove.purse, grove.tree.group, asked) if left else []
+            wanted = self._propose(event, [view], grove.purse, grove.tree.group, asked)
             asked += 1
-            kept = self._cut(wanted, [grove] * (index + 1), left)
-            order.extend(self._dispatch(group, [grove] * (index + 1), kept, grove.purse))
+            order.extend(self._dispatch(group, grove, self._cut(wanted, left), grove.purse))
+
+    async def _spill(self, number: int, groves: Sequence[Grove], budget: Amount) -> None:
+        """Offer what the trees left unspent, until the allocator wants nothing more."""
+        spent = [grove.purse.spent() for grove in groves]
+        pool = Purse(budget.minus(spent))
+        asked = 0
+        while left := int(pool.left()):
+            views = [
+                TreeView(i, grove.tree, tuple(grove.delivered), (), left)
+                for i, grove in enumerate(groves)
+                if grove.start is not None
+            ]
+            wanted = self._cut(self._propose(Event.STEP, views, pool, f"{number}.spill", asked), left)
+            asked += 1
+            if not wanted:
+                return
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    (groves[e.tree], *pair)
+                    for e in wanted
+                    for pair in self._dispatch(group, groves[e.tree], [e], pool)
+                ]
+            for grove, job, _ in running:
+                if job.end is not None and grove.tree.is_leaf(job.end):
+                    grove.delivered.append(job.end)
+
+    def _propose(
+        self, event: Event, views: Sequence[TreeView], ledger: LedgerView, *stream: int | str
+    ) -> Sequence[Expansion]:
+        """Ask the allocator and check what it answers."""
+        predictor = self._predictor
+        predict = predictor.predict if predictor is not None else _no_prediction
+        rng = seeding.rng(self._s.seed, "allocator", *stream)
+        proposals = self._allocator.propose(ForestView(event, views, predict), ledger, rng)
+        trees = {view.index: view.tree for view in views}
+        for e in proposals:
+            tree = trees.get(e.tree)
+            if tree is None or e.count < 1 or not 0 <= e.anchor < tree.n_nodes or not _continuable(tree, e.anchor):
+                raise BadInput(f"the allocator {self._allocator.name!r} proposed {e}, which is no anchor of its trees")
+        return proposals
+
+    @staticmethod
+    def _cut(proposals: Sequence[Expansion], left: float) -> list[Expansion]:
+        """Keep the first `left` continuations."""
+        kept = []
+        for e in proposals:
+            count = int(min(e.count, left))
+            if count:
+                kept.append(replace(e, count=count))
+            left -= count
+        return kept
+
+    def _dispatch(
+        self, group: asyncio.TaskGroup, grove: Grove, expansions: Sequence[Expansion], purse: Purse
+    ) -> list[tuple[Job, asyncio.Task[None]]]:
+        """Start continuations, in order; each claims its share at once."""
+        started = []
+        turns = self._s.pool.turn_limit(grove.task)
+        tokens = min(self._s.max_episode_tokens, turns * self._s.sampling.max_tokens)
+        for e in expansions:
+            for _ in range(e.count):
+                job = Job.dispatch(grove, e.anchor, e.propensity, self._s.retries)
+                entry = purse.claim(tokens, turns)
+                started.append((job, group.create_task(self._play(job, entry, purse))))
+        return started
+
+    async def _play(self, job: Job, entry: Entry, purse: Purse) -> None:
+        if job.end is None and await purse.admit(entry):
+            async with self._slots:
+                await self._player.play(job, entry)
+        purse.settle(entry, job.sampled, job.steps)
+        if job.end is not None:
+            self._count(job.grove.tree, job.end)
+
+    # --- counting ---------------------------------------------------------------------------------------------
+
+    def _count(self, tree: Tree, node: int) -> None:
+        if tree.status[node] is Status.FAILED:
+            self.progress.failed += 1
+            self.progress.reasons[f"{tree.failure[node]}: {tree.error.get(node, '')}"[:300]] += 1
+        else:
+            self.progress.leaves += 1
+            self.progress.successes += tree.success[node] is True
+        self._notify(self.progress)
+        self._give_up_if_hopeless(at_least=_HOPELESS)
+
+    def _give_up_if_hopeless(self, *, at_least: int) -> None:
+        if self.progress.leaves == 0 and self.progress.failed >= at_least:
+            top = "; ".join(f"{count} x {reason}" for reason, count in self.progress.reasons.most_common(3))
+            raise SystemicFailure(f"all {self.progress.failed} rollouts failed: {top}")
+
+
+def _continuable(tree: Tree, node: int) -> bool:
+    return node == 0 or tree.restorable(node)
+
+
+def _no_prediction(view: TreeView, node: int) -> float:
+    return 0.5

@@ -51,7 +51,7 @@ def allocator_class(name: str) -> type[Allocator]:
     return found  # type: ignore[no-any-return]
 
 
-def make_allocator(name: str, **options: Any) -> Allocator:
+def make_allocator(name: str, /, **options: Any) -> Allocator:
     """Make an allocator.
 
     Args:

@@ -17,6 +17,8 @@ from agentgym.rollout.allocators.base import Allocator
 from agentgym.rollout.predictors import PredictorSpec, predictors, resolve_predictor
 
 _MEMBERS = ("name", "family", "source", "watches", "snapshots", "predictor", "minimum", "propose")
+REQUIRED = "(required)"
+"""Stands for the default of an option that has none."""
 
 
 def require_allocator(name: str, found: object) -> None:
@@ -35,6 +37,9 @@ def coerced(name: str, cls: type[Allocator], options: Mapping[str, object]) -> d
     for key in options:
         if key not in hints:
             raise UnknownName.of(f"option of {name}", key, hints)
+    for option in dataclasses.fields(cls):  # type: ignore[arg-type]  # `require_allocator` made sure
+        if option.name in hints and option.name not in options and _default(option) == REQUIRED:
+            raise BadInput(f"option {option.name} of {name} has no default: give it a value")
     return {key: _convert(name, key, hints[key], value) for key, value in options.items()}
 
 
@@ -97,7 +102,7 @@ def _type_name(hint: Any) -> str:
 def _default(option: dataclasses.Field[Any]) -> Any:
     value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
     if value is dataclasses.MISSING:
-        return "(required)"
+        return REQUIRED
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return next((name for name, spec in predictors().items() if type(value) is spec), repr(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar
 
 from agentgym.rollout.allocators.base import Event, Expansion, ForestView, LedgerView, TreeView, Watch
@@ -32,10 +33,10 @@ class RandomTree:
     name: ClassVar[str] = "random-tree"
     family: ClassVar[str] = "generate"
     source: ClassVar[str] = (
-        "Tree-GRPO (arXiv 2509.21240, section 3). Released code draws from the root too, which here would only be "
-        "one more chain, and keeps 3 random leaves of each tree; here the root is never drawn and every leaf is "
-        "kept. A chain without inner nodes (one turn, or a failed rollout) is not expanded and its share is left "
-        "unspent."
+        "Tree-GRPO (arXiv 2509.21240). Released code draws from the root too, which here would only be one more "
+        "chain, and trains on 3 random leaves of each tree; here the root is never drawn and every leaf is kept. A "
+        "chain without inner nodes (one turn, or a failed rollout) is not expanded and its share is left unspent. A "
+        "continuation that failed is drawn again while the budget lasts."
     )
     watches: ClassVar[Watch] = Watch.TREE
     snapshots: ClassVar[bool] = True
@@ -66,25 +67,17 @@ class RandomTree:
         return []
 
     def _round(self, view: TreeView, rng: Rng) -> list[Expansion]:
-        """Draw one round, chain by chain within each draw, so that a cut by the budget hits all chains alike."""
-        started = _started(view)
-        candidates: dict[int, dict[int, None]] = {}
+        """Draw one round, in turn for each chain, so that a cut by the budget hits all chains alike."""
+        inner: dict[int, dict[int, None]] = {}
+        done: Counter[int] = Counter()
         for leaf in view.leaves:
-            first = view.tree.path(leaf)[1]
-            candidates.setdefault(first, {}).update(dict.fromkeys(view.anchors(leaf)))
+            chain = view.tree.path(leaf)[1]
+            inner.setdefault(chain, {}).update(dict.fromkeys(view.anchors(leaf)))
+            done[chain] += view.tree.origin[leaf] != 0
         draws: list[list[Expansion]] = []
-        for first, nodes in candidates.items():
-            if not nodes or started[first] >= self.rounds * self.nodes:
-                continue
+        for chain, nodes in inner.items():
             pool = list(nodes)
-            picked = rng.integers(len(pool), size=self.nodes)
-            draws.append([Expansion(view.index, pool[int(k)], propensity=1 / len(pool)) for k in picked])
-        return [e for draw in zip(*draws, strict=True) for e in draw][: view.left]
-
-
-def _started(view: TreeView) -> Counter[int]:
-    """Count the continuations started below each first-turn node, failed ones included."""
-    tree = view.tree
-    inner = [node for node in range(1, tree.n_nodes) if tree.parent[node] == tree.origin[node] != 0]
-    starts = {(tree.parent[node], tree.ordinal[node]) for node in inner}
-    return Counter(tree.path(anchor)[1] for anchor, _ in starts)
+            wanted = min(self.nodes, self.rounds * self.nodes - done[chain])
+            picked = rng.integers(len(pool), size=wanted).tolist() if pool and wanted > 0 else []
+            draws.append([Expansion(view.index, pool[k], propensity=1 / len(pool)) for k in picked])
+        return [e for draw in zip_longest(*draws) for e in draw if e is not None][: view.left]

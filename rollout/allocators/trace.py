@@ -69,7 +69,7 @@ class Trace:
         if self.continuations == 0:
             return []
         if view.event is Event.TREE:
-            fresh = [tree for tree in view.trees if not any(tree.tree.origin)]
+            fresh = [tree for tree in view.trees if len(tree.bare()) == len(tree.leaves)]
             return [e for tree in fresh for e in _expand([tree], min(left, tree.left), view.predict, rng)]
         return _expand(view.trees, left, view.predict, rng)
 
@@ -87,7 +87,7 @@ def _expand(trees: Iterable[TreeView], total: int, predict: Predict, rng: Rng) -
         return []
     places: list[tuple[TreeView, int, bool]] = []
     for view in trees:
-        tried = set(view.tree.origin)
+        tried = {view.tree.origin[leaf] for leaf in view.leaves}
         for leaf in view.bare():
             success = view.tree.success[leaf]
             if success is not None:

@@ -134,7 +134,8 @@ def _words(traces: Iterable[Trace]) -> list[str]:
             if not turn.mistake:
                 for message in turn.answer:
                     counts.update(re.findall("[A-Za-z]+", message["content"]))
-    return sorted(word for word, count in counts.items() if count >= _RARE and len(word) > 1)
+    common = (word for word, count in counts.items() if count >= _RARE and len(word) > 1)
+    return sorted({*common, "system", "user", "assistant"})
 
 
 def _fragments(traces: Iterable[Trace], words: Iterable[str]) -> Iterator[str]:

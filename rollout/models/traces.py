@@ -51,16 +51,24 @@ class Trace:
 
 
 class TraceMaker:
-    """Plays an env with its expert, on its training split.
+    """Plays an env with its expert.
 
     Args:
         env_id: a registered env that has an expert.
         levels: share of each level; the env's default mix where empty.
         mistakes: probability that a turn is a mistake instead of the expert's message.
+        split: where the tasks come from.
     """
 
-    def __init__(self, env_id: str, *, levels: Mapping[str, float] | None = None, mistakes: float = 0.12) -> None:
-        env = make(env_id, split="train").unwrapped
+    def __init__(
+        self,
+        env_id: str,
+        *,
+        levels: Mapping[str, float] | None = None,
+        mistakes: float = 0.12,
+        split: str = "train",
+    ) -> None:
+        env = make(env_id, split=split).unwrapped
         if not isinstance(env, Env):
             raise BadInput(f"{env_id} is not an agentgym env")
         self._env = env

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 from agentgym import seeding
-from agentgym.messages import Message, call, parse_message
+from agentgym.messages import Message, call, format_message
 from agentgym.rollout.policies.base import Completion, FinishReason, Sampling
-from agentgym.rollout.renderers.base import Renderer
+from agentgym.rollout.renderers.chatml import ChatMLRenderer
 from agentgym.seeding import Rng
 from agentgym.tool_env import random_arguments
 
@@ -27,7 +27,7 @@ class Situation:
     """
 
     prompt_ids: Sequence[int]
-    renderer: Renderer
+    renderer: ChatMLRenderer
     seed: int
 
     @cached_property
@@ -69,7 +69,7 @@ class ScriptedPolicy:
     def __init__(
         self,
         script: Script,
-        renderer: Renderer,
+        renderer: ChatMLRenderer,
         *,
         name: str = "scripted",
         max_context: int = 1 << 20,
@@ -93,7 +93,7 @@ class ScriptedPolicy:
     ) -> Completion:
         """Play one message; see `Policy.generate`."""
         said = self._script(Situation(prompt_ids, self._renderer, seed))
-        ids = self._renderer.message(parse_message(said) if isinstance(said, str) else said)
+        ids = self._renderer.message(said if isinstance(said, str) else format_message(said))
         if draft is not None:
             ids = [*draft, *ids[len(draft) :]]
         room = min(sampling.max_tokens, self.max_context - len(prompt_ids))

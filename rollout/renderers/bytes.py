@@ -29,12 +29,15 @@ class BytesRenderer(ChatMLRenderer):
         try:
             return bytes(ids).decode("utf-8", "replace")
         except ValueError:
-            return b"".join(map(_piece, ids)).decode("utf-8", "replace")
+            pieces = "".join(map(_PIECES.__getitem__, ids))
+            return pieces.encode("latin-1").decode("utf-8", "replace")
 
 
-def _piece(token_id: int) -> bytes:
-    if 0 <= token_id < _FIRST_CONTROL:
-        return bytes((token_id,))
-    if _FIRST_CONTROL <= token_id < BytesRenderer.vocab_size:
-        return CONTROL_TOKENS[token_id - _FIRST_CONTROL].encode()
-    return b""
+class _Pieces(dict[int, str]):
+    """Each token as Latin-1 text, in which one character is one byte; nothing for ids that do not exist."""
+
+    def __missing__(self, token_id: int) -> str:
+        return ""
+
+
+_PIECES = _Pieces({i: chr(i) for i in range(_FIRST_CONTROL)} | dict(enumerate(CONTROL_TOKENS, _FIRST_CONTROL)))

@@ -183,20 +183,23 @@ class ChatMLRenderer(ABC):
         With `thinking="full"` the think block is not part of the content.
         """
         ids = list(ids)
-        ended = min((ids.index(s) for s in self.stop_ids if s in ids), default=len(ids))
-        start = 0
-        if self.thinking == "full" and self._end_think in ids[:ended]:
-            start = ids.index(self._end_think) + 1
+        for stop in self.stop_ids:
+            if stop in ids:
+                del ids[ids.index(stop) :]
+        if self.thinking == "full" and self._end_think in ids:
+            del ids[: ids.index(self._end_think) + 1]
         content: list[str] = []
         calls: list[ToolCall] = []
-        while self._open_call in ids[start:ended]:
-            opened = ids.index(self._open_call, start, ended)
-            content.append(self.decode(ids[start:opened]))
-            closed = ids.index(self._close_call, opened, ended) if self._close_call in ids[opened:ended] else None
-            body = self.decode(ids[opened + 1 : ended if closed is None else closed])
-            calls.append(parse_call(body) if closed is not None else _unclosed(body))
-            start = ended if closed is None else closed + 1
-        content.append(self.decode(ids[start:ended]))
+        while self._open_call in ids:
+            opened = ids.index(self._open_call)
+            closed = ids.index(self._close_call, opened) if self._close_call in ids[opened:] else len(ids)
+            body = self.decode(ids[opened + 1 : closed])
+            calls.append(parse_call(body) if closed < len(ids) else _unclosed(body))
+            if opened:
+                content.append(self.decode(ids[:opened]))
+            ids = ids[closed + 1 :]
+        if ids:
+            content.append(self.decode(ids))
         return Message("".join(content).strip(), tuple(calls), truncated)
 
 

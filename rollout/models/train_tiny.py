@@ -1,0 +1,247 @@
+"""Train `tiny`, the small policy that ships with agentgym, from scratch on expert traces.
+
+    python -m agentgym.rollout.models.train_tiny --out runs/tiny --minutes 60 --seed 0 --threads 1
+
+The traces are successful episodes of the expert in which some turns are mistakes: those are not imitated, the
+recovery from them is. The learning rate follows the clock, so that a run of any length ends with a full decay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from agentgym import seeding
+from agentgym.rollout.models.batches import CONTEXT_WEIGHT, Batch, BatchMaker, Source, background
+from agentgym.rollout.models.tiny_tokenizer import build_tokenizer, save_tokenizer
+from agentgym.rollout.models.traces import TraceMaker
+from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
+
+SOURCES = (
+    Source("agentgym/Countdown-v0", 0.4, {"n3": 0.3, "n4": 0.35, "n5": 0.15, "n6": 0.1, "n7": 0.05, "n8": 0.05}),
+    Source("agentgym/Blocksworld-v0", 0.25, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
+    Source("agentgym/SearchQA-v0", 0.35, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
+)
+HIDDEN, LAYERS, HEAD_SIZE, MLP = 128, 4, 32, 384
+MAX_CONTEXT = 4096
+BATCH_TOKENS = 4096
+PEAK_RATE, WARM_UP_STEPS, FLAT, LAST_RATE = 2e-3, 100, 0.5, 0.03
+TOKENIZER_TRACES = 1500
+HELD_OUT_POOLS = 3
+CONTEXT_KEPT = 0.25
+"""Share of the context targets whose loss is computed, at a weight that keeps its expectation."""
+REPORT_EVERY = 200
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a checkpoint holds besides weights and optimiser."""
+
+    steps: int = 0
+    tokens: int = 0
+    pool: int = 0
+    seconds: float = 0.0
+
+
+def make_model(renderer: Qwen3Renderer, *, hidden: int = HIDDEN, layers: int = LAYERS, mlp: int = MLP) -> Any:
+    """Return a fresh Qwen2 model for the renderer's tokenizer, float32."""
+    config = Qwen2Config(
+        vocab_size=renderer.vocab_size,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD_SIZE,
+        num_key_value_heads=hidden // HEAD_SIZE,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=list(renderer.stop_ids),
+        pad_token_id=renderer.stop_ids[1],
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def save_model(model: Any, source: Path, folder: Path) -> None:
+    """Write a Hugging Face folder with bfloat16 weights; the tokenizer files are copied from `source`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    half = Qwen2ForCausalLM(model.config).to(torch.bfloat16)
+    half.load_state_dict(state)
+    stop = list(model.config.eos_token_id)
+    half.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, eos_token_id=stop, pad_token_id=model.config.pad_token_id
+    )
+    half.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((source / name).read_bytes())
+
+
+def loss_of(model: Any, batch: Batch, keep: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `(losses [N], weights [N], positions [N, 2])` of the targets of a batch.
+
+    Args:
+        model: a Qwen2 model.
+        batch: rows `[B, T]`.
+        keep: draws the context targets to compute (`CONTEXT_KEPT` of them); `None` for all.
+    """
+    ids = torch.from_numpy(batch.ids)
+    weights = torch.from_numpy(batch.weights)[:, 1:]
+    if keep is not None:
+        kept = torch.rand(weights.shape, generator=keep) < CONTEXT_KEPT
+        weights = torch.where(weights == CONTEXT_WEIGHT, weights * kept / CONTEXT_KEPT, weights)
+    positions = weights.nonzero()
+    rows, columns = positions.unbind(1)
+    hidden = model.model(input_ids=ids[:, :-1], use_cache=False)[0][rows, columns]
+    losses = F.cross_entropy(model.lm_head(hidden), ids[rows, columns + 1], reduction="none")
+    return losses, weights[rows, columns], positions
+
+
+@torch.no_grad()
+def held_out(model: Any, batches: Sequence[Batch]) -> list[tuple[float, float]]:
+    """Return per env the loss of the expert's tokens (nats) and the share of turns that greedy decoding repeats."""
+    sums = torch.zeros(len(SOURCES), 4)
+    for batch in batches:
+        ids = torch.from_numpy(batch.ids)
+        ours = torch.from_numpy(batch.weights)[:, 1:] == 1
+        log_probs = model(input_ids=ids[:, :-1], use_cache=False).logits.log_softmax(-1)
+        targets = ids[:, 1:]
+        nats = -log_probs.gather(-1, targets[..., None])[..., 0]
+        right = log_probs.argmax(-1) == targets
+        for row, env in enumerate(batch.envs.tolist()):
+            sums[env, 0] += nats[row][ours[row]].sum()
+            sums[env, 1] += ours[row].sum()
+            for turn in _runs(ours[row].tolist()):
+                sums[env, 2] += float(right[row, turn].all())
+                sums[env, 3] += 1
+    return [(float(s[0] / s[1]), float(s[2] / s[3])) for s in sums]
+
+
+def train(
+    out: Path, minutes: float, *, seed: int, save_every: float, hidden: int, layers: int, mlp: int, resume: bool
+) -> None:
+    """Train for `minutes` of wall-clock time, saving a model folder every `save_every` minutes."""
+    torch.manual_seed(seed)
+    folder = out / "tokenizer"
+    if not (folder / "tokenizer.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        makers = [(TraceMaker(s.env_id), seeding.rng(seed, "tokenizer", s.env_id)) for s in SOURCES]
+        traces = [maker.draw(rng) for maker, rng in makers for _ in range(TOKENIZER_TRACES)]
+        save_tokenizer(build_tokenizer(traces), folder)
+    renderer = Qwen3Renderer(folder)
+    model = make_model(renderer, hidden=hidden, layers=layers, mlp=mlp)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    progress = Progress()
+    checkpoint = out / "checkpoint.pt"
+    if resume and checkpoint.is_file():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        progress = Progress(**saved["progress"])
+    _say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {renderer.vocab_size} tokens")
+    probe = BatchMaker(SOURCES, folder, tokens=BATCH_TOKENS, seed=seed, split="validation", mistakes=0.0)
+    probes = list(itertools.chain.from_iterable(probe.pool(i) for i in range(HELD_OUT_POOLS)))
+    maker = BatchMaker(SOURCES, folder, tokens=BATCH_TOKENS, seed=seed)
+    started = time.monotonic() - progress.seconds
+    next_save = progress.seconds + save_every * 60
+    keep = torch.Generator().manual_seed(seed)
+    average = 0.0
+    stream = background(maker, progress.pool)
+    for pool, batch in stream:
+        progress.pool, progress.seconds = pool, time.monotonic() - started
+        done = progress.seconds / 60 / minutes
+        if done >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_RATE * _rate(progress.steps, done)
+        losses, weights, _ = loss_of(model, batch, keep)
+        loss = (losses * weights).sum() / weights.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        progress.steps += 1
+        progress.tokens += batch.ids.size
+        average = 0.98 * average + 0.02 * loss.item() if average else loss.item()
+        if progress.steps % REPORT_EVERY == 0:
+            per_env = "  ".join(f"{nats:.3f}/{right:.2f}" for nats, right in held_out(model, probes))
+            speed = progress.tokens / progress.seconds
+            _say(
+                f"{progress.steps} {progress.seconds / 60:.1f} min {progress.tokens / 1e6:.2f}M tokens {speed:.0f}/s "
+                f"loss {average:.3f}  nats/exact: {per_env}"
+            )
+        if progress.seconds >= next_save:
+            next_save += save_every * 60
+            _save(model, optimizer, progress, folder, out / f"minute-{round(progress.seconds / 60):03d}", checkpoint)
+    stream.close()
+    _save(model, optimizer, progress, folder, out / "final", checkpoint)
+    _say(f"done: {progress.steps} steps, {progress.tokens / 1e6:.2f}M tokens; the model is in {out / 'final'}")
+
+
+def _save(model: Any, optimizer: Any, progress: Progress, source: Path, folder: Path, checkpoint: Path) -> None:
+    save_model(model, source, folder)
+    state = {name: getattr(progress, name) for name in Progress.__slots__}
+    (folder / "training.json").write_text(json.dumps(state) + "\n")
+    partial = checkpoint.with_suffix(".part")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": state}, partial)
+    partial.replace(checkpoint)
+
+
+def _rate(step: int, done: float) -> float:
+    decay = 1.0 if done < FLAT else max(LAST_RATE, (1 - done) / (1 - FLAT))
+    return min(1.0, (step + 1) / WARM_UP_STEPS) * decay
+
+
+def _runs(flags: Sequence[bool]) -> list[slice]:
+    """Return the runs of true values as slices."""
+    runs, start = [], 0
+    for value, group in itertools.groupby(flags):
+        length = sum(1 for _ in group)
+        if value:
+            runs.append(slice(start, start + length))
+        start += length
+    return runs
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(prog="python -m agentgym.rollout.models.train_tiny", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and model folders")
+    parser.add_argument("--minutes", type=float, default=60, help="wall-clock time of the whole training")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--save-every", type=float, default=5, help="minutes between model folders")
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="hidden size, a multiple of 32")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--mlp", type=int, default=MLP, help="intermediate size")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    train(
+        args.out,
+        args.minutes,
+        seed=args.seed,
+        save_every=args.save_every,
+        hidden=args.hidden,
+        layers=args.layers,
+        mlp=args.mlp,
+        resume=args.resume,
+    )
+
+
+if __name__ == "__main__":
+    main()
