@@ -106,7 +106,8 @@ class McpTools:
 
     async def __aexit__(self, *exc_info: Any) -> None:
         self.specs = ()
-        await self._stack.__aexit__(*exc_info)
+        # Not told about an exception of the block: the client's task group would wrap it in an ExceptionGroup.
+        await self._stack.aclose()
 
     async def _list(self, client: Client) -> list[Tool]:
         tools: list[Tool] = []

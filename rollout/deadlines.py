@@ -44,13 +44,21 @@ class Watchdog:
             self._timer = loop.call_later(self._seconds / _CHECKS, self._check, loop)
         try:
             return await call
-        except asyncio.CancelledError:
-            if task not in self._late or task.uncancel() > 0:
-                raise
-            raise DeadlineExceeded(f"{self._what} took longer than {self._seconds:g} s") from None
+        except (Exception, asyncio.CancelledError) as error:
+            if self._was_late(task) and not task.cancelling():
+                raise DeadlineExceeded(f"{self._what} took longer than {self._seconds:g} s") from error
+            raise
         finally:
-            self._late.discard(task)
+            self._was_late(task)
             self._running.pop(task, None)
+
+    def _was_late(self, task: asyncio.Task[Any]) -> bool:
+        """Whether `task` was cancelled by `_check`, which is undone, whatever the call made of it."""
+        late = task in self._late
+        if late:
+            self._late.discard(task)
+            task.uncancel()
+        return late
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() - self._seconds

@@ -88,13 +88,14 @@ def conversation(tree: Tree, nodes: Sequence[int], *, closed: bool = True) -> li
 
     Args:
         tree: the arena.
-        nodes: the turns, the root not included.
+        nodes: the turns, the root not included. Turns for which a limit left no token are skipped.
         closed: leave out the env's answer to the last turn, which no policy saw.
 
     Raises:
         BadInput: a turn was recorded without its text.
     """
     messages: list[dict[str, Any]] = []
+    nodes = [node for node in nodes if tree.n_sampled[node]]
     for node in nodes:
         if node not in tree.texts:
             raise BadInput(f"node {tree.path_key(node)} of {tree.group} was recorded without its text")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentgym import seeding
-from agentgym.errors import DeadlineExceeded, InvalidReward, PolicyError, ReplayDivergence, SnapshotError
+from agentgym.errors import BadInput, DeadlineExceeded, InvalidReward, PolicyError, ReplayDivergence, SnapshotError
 from agentgym.messages import ChatMessage, Message
 from agentgym.rollout import records
+from agentgym.rollout.columns import pack_ids
 from agentgym.rollout.deadlines import Watchdog
 from agentgym.rollout.grove import Job
 from agentgym.rollout.hosts import Host, HostPool, StepResult
@@ -19,7 +20,6 @@ from agentgym.rollout.journal import Journal
 from agentgym.rollout.ledger import Entry
 from agentgym.rollout.policies.base import Completion, FinishReason, Policy, Sampling
 from agentgym.rollout.renderers.base import Renderer
-from agentgym.rollout.tree import Tree
 from agentgym.rollout.types import Failure, StopReason
 from agentgym.stack import StackSnapshot
 
@@ -32,6 +32,20 @@ _ENV_FAILURES: tuple[tuple[type[Exception], Failure], ...] = (
 )
 
 
+FOREIGN = (Exception, SystemExit, asyncio.CancelledError)
+"""What code of envs and engines may raise; see `foreign`."""
+_MAX_ERROR_CHARS = 2000
+_INFO = ("success", "messages", "tool_calls", "reward_terms", "cost")
+
+
+def foreign(error: BaseException) -> BaseException:
+    """Return what an env or an engine raised; raise it again if it is this rollout that is being cancelled."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+    return error
+
+
 class RolloutFailure(Exception):
     """Infrastructure failed during a turn. Internal: `Player` turns it into a failed node.
 
@@ -42,13 +56,14 @@ class RolloutFailure(Exception):
     """
 
     def __init__(self, kind: Failure, cause: BaseException, completion: Completion | None = None) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
+        super().__init__(f"{type(cause).__name__}: {cause}"[:_MAX_ERROR_CHARS])
         self.kind = kind
         self.completion = completion or Completion((), (), FinishReason.ABORT)
 
     @classmethod
-    def of_env(cls, error: Exception, completion: Completion | None = None) -> RolloutFailure:
-        """Build the failure of an env call."""
+    def of_env(cls, error: BaseException, completion: Completion | None = None) -> RolloutFailure:
+        """Build the failure of an env call. Raises `error` again if it is this rollout that is being cancelled."""
+        error = foreign(error)
         kind = next((kind for error_type, kind in _ENV_FAILURES if isinstance(error, error_type)), Failure.ENV_ERROR)
         return cls(kind, error, completion)
 
@@ -109,9 +124,10 @@ class Player:
             while job.end is None:
                 try:
                     if host is None:
-                        host = self._s.pool.acquire()
+                        host = self._acquire()
                         await self._enter(host, job)
-                    await self._turn(host, job, caps)
+                    if job.end is None:
+                        await self._turn(host, job, caps)
                 except RolloutFailure as failure:
                     self._record_failure(job, failure)
                     if host is not None:
@@ -125,6 +141,12 @@ class Player:
             self._s.pool.release(host)
 
     # --- reaching the anchor ----------------------------------------------------------------------------------
+
+    def _acquire(self) -> Host:
+        try:
+            return self._s.pool.acquire()
+        except FOREIGN as error:  # boundary: the env's constructor
+            raise RolloutFailure.of_env(error) from error
 
     async def _enter(self, host: Host, job: Job) -> None:
         """Bring the env to `job.at`: by snapshot, else by replaying recorded actions from the nearest one."""
@@ -146,7 +168,7 @@ class Player:
                 await self._replay(host, job, child)
             if job.at == job.anchor:
                 await self._reseed(host, job, job.key)
-        except Exception as error:  # boundary: the env's code
+        except FOREIGN as error:  # boundary: the env's code
             raise RolloutFailure.of_env(error) from error
 
     async def _reseed(self, host: Host, job: Job, key: str) -> None:
@@ -156,12 +178,14 @@ class Player:
     async def _replay(self, host: Host, job: Job, node: int) -> None:
         tree = job.grove.tree
         message = self._parse(tree.sampled_ids(node).tolist(), tree.finish[node])
-        info = (await host.step(message))[4]
+        _, _, terminated, truncated, info = await host.step(message)
         self._s.counters["replayed_steps"] += 1
         if info["messages"] != tree.answers[node]:
             raise ReplayDivergence(
                 f"replaying node {tree.path_key(node)} gave {info['messages']!r}, recorded was {tree.answers[node]!r}"
             )
+        if terminated or truncated:  # the run was killed between the records of the last turn and of the leaf
+            self._over(job, terminated, info["success"], new=False)
 
     # --- one turn ---------------------------------------------------------------------------------------------
 
@@ -173,11 +197,12 @@ class Player:
         completion = await self._generate(job, sampling)
         message = self._parse(completion.token_ids, completion.finish_reason)
         try:
-            result = await host.step(message)
             self._s.counters["env_steps"] += 1
+            result = await host.step(message)
+            _check_answer(result)
             over = result[2] or result[3]
             saved = await host.snapshot() if self._s.keep_snapshots and not over else None
-        except Exception as error:  # boundary: the env's code
+        except FOREIGN as error:  # boundary: the env's code
             raise RolloutFailure.of_env(error, completion) from error
         self._add(job, completion, message, result, saved, sampling)
 
@@ -187,7 +212,7 @@ class Player:
         context = self._s.max_context - len(job.tokens)
         episode = self._s.max_episode_tokens
         if episode < math.inf:
-            episode -= job.sampled + sum(tree.n_sampled[n] for n in tree.path(job.anchor))
+            episode -= tree.sampled_on_path(job.at)
         budget = caps.tokens - job.sampled
         if job.empty >= self._s.max_empty:
             return StopReason.EMPTY_MESSAGE, usual
@@ -208,15 +233,11 @@ class Player:
         )
         try:
             completion = await self._watchdog.run(request)
+            _check_completion(completion, sampling)
         except DeadlineExceeded as error:
             raise RolloutFailure(Failure.POLICY_TIMEOUT, error) from error
-        except Exception as error:  # boundary: the engine's code
-            raise RolloutFailure(Failure.POLICY_ERROR, error) from error
-        if not 1 <= len(completion.token_ids) <= sampling.max_tokens:
-            fault = PolicyError(
-                f"the engine returned {len(completion.token_ids)} tokens, 1 to {sampling.max_tokens} were asked for"
-            )
-            raise RolloutFailure(Failure.POLICY_ERROR, fault)
+        except FOREIGN as error:  # boundary: the engine's code
+            raise RolloutFailure(Failure.POLICY_ERROR, foreign(error)) from error
         return completion
 
     def _parse(self, token_ids: Sequence[int], finish: FinishReason | None) -> Message:
@@ -262,7 +283,7 @@ class Player:
         )
         job.advance(node)
         if over:
-            self._end(job, StopReason.TERMINATED if terminated else StopReason.MAX_TURNS, info["success"], new=True)
+            self._over(job, terminated, info["success"], new=True)
             return
         job.tokens = reply if reset else [*job.tokens, *completion.token_ids, *reply]
         if self._s.journal is not None:
@@ -290,9 +311,15 @@ class Player:
             spent = stop in (StopReason.BUDGET, StopReason.CANCELLED)
             self._end(job, stop, None if spent else False, new=False)
             return
-        node = job.grove.tree.add(job.anchor, ordinal=job.ordinal, origin=job.anchor, token_ids=(), logprobs=())
+        node = job.grove.tree.add(
+            job.anchor, ordinal=job.ordinal, origin=job.anchor, token_ids=(), logprobs=(), attempt=job.attempt
+        )
         job.advance(node)
         self._end(job, stop, None, new=True)
+
+    def _over(self, job: Job, terminated: bool, success: bool | None, *, new: bool) -> None:
+        """End the episode because the env did."""
+        self._end(job, StopReason.TERMINATED if terminated else StopReason.MAX_TURNS, success, new=new)
 
     def _end(self, job: Job, stop: StopReason, success: bool | None, *, new: bool) -> None:
         tree = job.grove.tree
@@ -323,9 +350,23 @@ class Player:
         if self._s.journal is not None:
             self._s.journal.write(records.failed(tree, node))
 
-    def stillborn(self, tree: Tree, failure: RolloutFailure) -> None:
-        """Record that the env of a tree could not be reset."""
-        attempt = len(tree.failed)
-        node = tree.fail(0, ordinal=0, origin=0, failure=failure.kind, attempt=attempt, message=str(failure))
-        if self._s.journal is not None:
-            self._s.journal.write(records.failed(tree, node))
+
+def _check_completion(completion: Completion, sampling: Sampling) -> None:
+    """Raise `PolicyError` or `BadInput` for what the tree could not take."""
+    if not 1 <= len(completion.token_ids) <= sampling.max_tokens:
+        raise PolicyError(
+            f"the engine returned {len(completion.token_ids)} tokens, 1 to {sampling.max_tokens} were asked for"
+        )
+    if not math.isfinite(sum(completion.logprobs)):
+        raise PolicyError("a log-prob is NaN or infinite")
+    pack_ids(completion.token_ids)
+
+
+def _check_answer(result: StepResult) -> None:
+    """Raise for what the tree could not take: a wrapper around the env may answer anything."""
+    _, reward, _, _, info = result
+    if not math.isfinite(reward):
+        raise InvalidReward(f"reward {reward}")
+    missing = [key for key in _INFO if key not in info]
+    if missing:
+        raise BadInput(f"info lacks {', '.join(missing)}")

@@ -173,10 +173,7 @@ def _cut(row: Row, chosen: Selection) -> Row | None:
         chosen.counts["overlong_dropped"] += 1
         return None
     chosen.counts["overlong_truncated"] += 1
-    end = int(sampled[-1]) + 1
-    columns = (row.token_ids, row.sampled_mask, row.logprobs, row.versions, row.node_ids)
-    ids, mask, logprobs, versions, nodes = (column[:end] for column in columns)
-    return Row(ids, mask, logprobs, versions, nodes, row.n_prompt)
+    return row.head(int(sampled[-1]) + 1)
 
 
 def _record(run: str, branch: Branch, index: int, row: Row, numbers: np.ndarray[Any, np.dtype[np.int32]]) -> Record:

@@ -72,7 +72,7 @@ class Job:
         attempt: failures so far at the next node.
         failures: failures so far in this continuation.
         sampled: tokens sampled in this continuation, those of failed attempts included.
-        steps: env steps made by this continuation.
+        steps: env steps made by this continuation, those of failed attempts included.
         empty: consecutive empty messages.
         end: its last node, once it has ended.
     """
@@ -129,12 +129,17 @@ class Job:
         self.at = node
         self.key += ".0"
         self.attempt = 0
-        self.sampled += tree.n_sampled[node]
-        self.steps += 1
+        self._spend(node)
         self.empty = 0 if tree.texts.get(node) else self.empty + 1
 
     def fail(self, node: int) -> None:
         """Count a failed attempt that was just recorded (or that a journal had)."""
         self.attempt += 1
         self.failures += 1
-        self.sampled += self.grove.tree.n_sampled[node]
+        self._spend(node)
+
+    def _spend(self, node: int) -> None:
+        """Count what a turn cost: the env was stepped if anything was sampled."""
+        sampled = self.grove.tree.n_sampled[node]
+        self.sampled += sampled
+        self.steps += sampled > 0

@@ -8,6 +8,7 @@ be cheap and pure. `thread` and `affine` envs live in a daemon thread of their o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -118,9 +119,11 @@ class ThreadHost:
 
         self._jobs.put(job)
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(self._deadline) as clock:
                 return await future
         except TimeoutError:
+            if not clock.expired():
+                raise
             self._fence()
             raise DeadlineExceeded(f"env {what} took longer than {self._deadline:g} s") from None
         except asyncio.CancelledError:
@@ -128,8 +131,15 @@ class ThreadHost:
             raise
 
     def _fence(self) -> None:
+        """Abandon the env: its thread closes it once the call that it is in returns, and ends."""
         self._fenced = True
+        self._jobs.put(self._close_abandoned)
         self._jobs.put(None)
+
+    def _close_abandoned(self) -> None:
+        if self._inner is not None:
+            with contextlib.suppress(Exception):  # boundary: closing a failed env may fail again
+                _finish(self._inner.close())
 
     async def reset(self, task: Task, seed: int) -> dict[str, Any]:
         """See `Host`."""
@@ -154,8 +164,10 @@ class ThreadHost:
     async def close(self) -> None:
         """See `Host`."""
         if not self._fenced:
-            await self._call("close", lambda host: host.close())
-            self._fence()
+            if self._inner is not None:
+                await self._call("close", lambda host: host.close())
+            self._fenced = True
+            self._jobs.put(None)
 
 
 class AsyncHost:
@@ -169,9 +181,11 @@ class AsyncHost:
 
     async def _within(self, what: str, call: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(self._deadline) as clock:
                 return await call
         except TimeoutError:
+            if not clock.expired():
+                raise
             raise DeadlineExceeded(f"env {what} took longer than {self._deadline:g} s") from None
 
     async def reset(self, task: Task, seed: int) -> dict[str, Any]:
@@ -290,5 +304,5 @@ def _deliver(
         else:
             future.set_result(result)  # type: ignore[arg-type]
 
-    if not loop.is_closed():
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(settle)

@@ -52,10 +52,16 @@ class Journal:
         self._open = True
 
     def write(self, *events: Mapping[str, Any]) -> None:
-        """Append records (see `agentgym.rollout.records`) in one system call, stamped with the time (`t.at`)."""
+        """Append records (see `agentgym.rollout.records`) in one system call, stamped with the time (`t.at`).
+
+        Raises:
+            JournalError: the journal is closed.
+        """
+        if not self._open:
+            raise JournalError(f"{self.path} is closed")
         now = round(time.time(), 3)
         stamped = [{**event, "t": {"at": now, **event.get("t", {})}} for event in events]
-        lines = b"".join([orjson.dumps(event, option=records.OPTIONS | orjson.OPT_APPEND_NEWLINE) for event in stamped])
+        lines = b"".join([records.dumps(event) for event in stamped])
         while lines:
             lines = lines[os.write(self._file, lines) :]
 

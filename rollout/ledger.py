@@ -34,8 +34,8 @@ class Amount:
         return cls(**{unit: value for unit, value in given.items() if value is not None})
 
     def minus(self, spent: Sequence[Amount]) -> Amount:
-        """Return what is left after `spent`."""
-        return Amount(**{unit: getattr(self, unit) - sum(getattr(s, unit) for s in spent) for unit in UNITS})
+        """Return what is left after `spent`, at least 0."""
+        return Amount(**{u: max(0.0, getattr(self, u) - sum(getattr(s, u) for s in spent)) for u in UNITS})
 
     def split(self, weights: Sequence[int]) -> list[Amount]:
         """Split into whole parts in proportion to `weights` (largest remainder, earlier parts first)."""
@@ -46,10 +46,18 @@ class Amount:
 UNITS = tuple(field.name for field in fields(Amount))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
-    """One continuation's claim on a purse: its cap until it is settled, then what it really spent."""
+    """One continuation's claim on a purse.
 
+    Attributes:
+        claim: the sampled tokens and env steps that it asked for.
+        tokens: the most that it may sample until it is settled, then what it sampled.
+        steps: the same in env steps.
+        settled: whether it has ended.
+    """
+
+    claim: tuple[float, float]
     tokens: float
     steps: float
     settled: bool = False
@@ -72,7 +80,7 @@ class Purse:
         """Return what is not yet claimed, in `leaves`, `sampled_tokens` or `env_steps`."""
         if unit not in UNITS:
             raise UnknownName.of("budget unit", unit, UNITS)
-        return float(max(0.0, getattr(self._amount, unit) - getattr(self.spent(), unit)))
+        return float(getattr(self._amount.minus([self.spent()]), unit))
 
     def spent(self) -> Amount:
         """Return what has been claimed, in every unit: what was really spent once all entries are settled."""
@@ -82,6 +90,17 @@ class Purse:
             env_steps=sum(e.steps for e in self._entries),
         )
 
+    def left_after(self, ended: int) -> Amount:
+        """Return what is left when the first `ended` continuations count as what they spent, the others as claimed.
+
+        Unlike `left`, it does not depend on which of the others have ended by now.
+        """
+        later = [entry.claim for entry in self._entries[ended:]]
+        tokens = sum(e.tokens for e in self._entries[:ended]) + sum(tokens for tokens, _ in later)
+        steps = sum(e.steps for e in self._entries[:ended]) + sum(steps for _, steps in later)
+        spent = Amount(leaves=len(self._entries), sampled_tokens=tokens, env_steps=steps)
+        return self._amount.minus([spent])
+
     def claim(self, tokens: float, steps: float) -> Entry:
         """Claim one leaf, in dispatch order.
 
@@ -89,7 +108,7 @@ class Purse:
             tokens: the most sampled tokens that the continuation may use.
             steps: the most env steps that it may use.
         """
-        entry = Entry(tokens, steps)
+        entry = Entry((tokens, steps), tokens, steps)
         self._entries.append(entry)
         return entry
 

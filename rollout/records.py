@@ -33,8 +33,18 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = dict[str, Any]
 
-OPTIONS = orjson.OPT_SERIALIZE_NUMPY
-"""NumPy arrays are written as lists; float32 in the shortest form that reads back to the same float32."""
+
+def dumps(record: Mapping[str, Any]) -> bytes:
+    """Write a record as one line of JSON, newline included.
+
+    NumPy arrays become lists, float32 in the shortest form that reads back to the same float32. Half of a surrogate
+    pair, which is no text, becomes U+FFFD: nothing that a policy or a tool writes can stop a run.
+    """
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    try:
+        return orjson.dumps(record, option=option)
+    except TypeError:
+        return orjson.dumps(_scrub(record), option=option)
 
 
 def tree(tree: Tree) -> Record:
@@ -84,17 +94,17 @@ def node(tree: Tree, node: int) -> Record:
     return record
 
 
-def reply(tree: Tree, node: int, start: int = 0) -> Record:
-    """Record the reply tokens from position `start` on, for a node that was recorded without them."""
+def reply(tree: Tree, node: int, *, ids_from: int = 0, answers_from: int = 0) -> Record:
+    """Record reply tokens (and messages) that came after their node was recorded, from these positions on."""
     record: Record = {
         "e": "reply",
         "tree": tree.group,
         "path": tree.path_key(node),
-        "ids": tree.reply_ids(node)[start:],
+        "ids": tree.reply_ids(node)[ids_from:],
     }
-    if start == 0 and node in tree.answers:
-        record["answer"] = tree.answers[node]
-    if start == 0 and tree.reset[node]:
+    if answer := tree.replies(node)[answers_from:]:
+        record["answer"] = answer
+    if not ids_from and tree.reset[node]:
         record["reset"] = True
     return record
 
@@ -130,7 +140,7 @@ def end(**totals: Any) -> Record:
 
 def timeless(record: Mapping[str, Any]) -> Any:
     """Return a record as plain JSON values, without what depends on timing."""
-    return orjson.loads(orjson.dumps({key: value for key, value in record.items() if key != "t"}, option=OPTIONS))
+    return orjson.loads(dumps({key: value for key, value in record.items() if key != "t"}))
 
 
 def start(record: Mapping[str, Any]) -> Tree:
@@ -186,6 +196,14 @@ def replay(tree: Tree, nodes: dict[str, int], record: Mapping[str, Any]) -> None
 def sampling(fields: Mapping[str, Any] | None) -> Sampling | None:
     """Read a `Sampling` back."""
     return None if fields is None else Sampling(**fields)
+
+
+def _scrub(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {_scrub(key): _scrub(part) for key, part in value.items()}
+    return [_scrub(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _sampled(kind: str, tree: Tree, node: int) -> Record:

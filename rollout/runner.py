@@ -7,31 +7,45 @@ its leaves in dispatch order, spends its own share of the budget and draws from 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from agentgym import seeding
 from agentgym.errors import BadInput, SystemicFailure
 from agentgym.messages import ChatMessage
 from agentgym.rollout import records
-from agentgym.rollout.allocators.base import Allocator, Event, Expansion, ForestView, LedgerView, TreeView, Watch
-from agentgym.rollout.episode import Player, RolloutFailure, Setting
+from agentgym.rollout.allocators.base import (
+    Allocator,
+    Event,
+    Expansion,
+    ForestView,
+    LedgerView,
+    Start,
+    TreeView,
+    Watch,
+)
+from agentgym.rollout.episode import FOREIGN, Player, RolloutFailure, Setting
 from agentgym.rollout.grove import Grove, Job
+from agentgym.rollout.hosts import Host
 from agentgym.rollout.ledger import Amount, Entry, Purse
+from agentgym.rollout.records import Record
 from agentgym.rollout.tree import Tree
 from agentgym.rollout.types import Status
 from agentgym.stack import StackSnapshot
 from agentgym.tasks import Task
 
 _HOPELESS = 16
-"""Failed rollouts without a single good one after which a run gives up."""
+"""A run without a leaf gives up after so many failed rollouts, once each of as many first trees of a step has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLedger:
-    """What the allocator sees of the budget at the start of a step and when the step is idle."""
+    """What the allocator sees of a budget that nothing spends from while it is asked."""
 
     amount: Amount
 
@@ -81,6 +95,7 @@ class Runner:
         self._finished = finished
         self._dispatched: Counter[str] = Counter()
         self._notify = progress
+        self._hopeful: set[str] = set()
         self._predictor = allocator.predictor.initial() if allocator.predictor is not None else None
         self.progress = Progress()
         self.seconds = 0.0
@@ -115,9 +130,11 @@ class Runner:
 
     async def _run_step(self, number: int, tasks: Sequence[Task], budget: Amount) -> list[Tree]:
         began, before = time.monotonic(), self._s.counters.copy()
+        self._hopeful = {_group(number, index) for index in range(min(_HOPELESS, len(tasks)))}
         groves = await self._plant(number, tasks)
         await self._grow(number, groves, budget)
-        self._give_up_if_hopeless(at_least=1)
+        if self.progress.failed and not self.progress.leaves:
+            self._give_up()
         trees = [grove.tree for grove in groves]
         for tree in trees:
             tree.release()
@@ -136,20 +153,28 @@ class Runner:
         for index, task in enumerate(tasks):
             places.append((index, task, self._dispatched[task.id]))
             self._dispatched[task.id] += 1
-        async with asyncio.TaskGroup() as group:
+        async with _together() as group:
             planted = [group.create_task(self._plant_one(number, *place)) for place in places]
-        return [task.result() for task in planted]
+        groves, events = zip(*(task.result() for task in planted), strict=True)
+        if self._s.journal is not None:
+            self._s.journal.write(*itertools.chain(*events))
+        return list(groves)
 
-    async def _plant_one(self, number: int, index: int, task: Task, dispatch: int) -> Grove:
+    async def _plant_one(self, number: int, index: int, task: Task, dispatch: int) -> tuple[Grove, list[Record]]:
+        """Return a tree that is ready to grow, and what the journal has to be told of it."""
+        tree = self._recorded.get((number, index))
+        if tree is not None and tree.failed and not tree.n_reply[0]:  # its env could not be reset
+            self._count(tree, tree.failed[0])
+            return Grove(tree, task, dispatch, None), []
         async with self._slots:
             start, opening, failure = await self._reset(task, dispatch)
         prompt = self._s.renderer.prompt(opening, self._s.pool.tools) if opening else []
-        tree = self._recorded.get((number, index))
+        events: list[Record] = []
         if tree is None:
             tree = Tree(
                 task.id,
                 task.level,
-                f"{number}.{index}",
+                _group(number, index),
                 index,
                 prompt,
                 step=number,
@@ -157,14 +182,14 @@ class Runner:
                 tools=[spec.schema for spec in self._s.pool.tools],
                 sampling=self._s.sampling,
             )
-            if self._s.journal is not None:
-                self._s.journal.write(records.tree(tree))
+            events.append(records.tree(tree))
         elif prompt and tree.prompt_ids.tolist() != prompt:
             raise BadInput(f"task {task.id} no longer starts as it did in this run; the env or the template has changed")
         if failure is not None:
-            self._player.stillborn(tree, failure)
-            self._count(tree, tree.failed[0])
-        return Grove(tree, task, dispatch, start)
+            node = tree.fail(0, ordinal=0, origin=0, failure=failure.kind, message=str(failure))
+            events.append(records.failed(tree, node))
+            self._count(tree, node)
+        return Grove(tree, task, dispatch, start), events
 
     async def _reset(
         self, task: Task, dispatch: int
@@ -172,13 +197,15 @@ class Runner:
         """Reset an env, in a fresh one after a failure, and capture its first state."""
         failure: RolloutFailure | None = None
         for _ in range(self._s.retries + 1):
-            host = self._s.pool.acquire()
+            host: Host | None = None
             try:
+                host = self._s.pool.acquire()
                 info = await host.reset(task, seeding.derive(self._s.seed, "env", task.id, dispatch))
                 start = await host.snapshot()
-            except Exception as error:  # boundary: the env's code
+            except FOREIGN as error:  # boundary: the env's code
                 failure = RolloutFailure.of_env(error)
-                await self._s.pool.discard(host)
+                if host is not None:
+                    await self._s.pool.discard(host)
             else:
                 self._s.pool.release(host)
                 system: list[ChatMessage] = [{"role": "system", "content": self._s.pool.instructions}]
@@ -197,7 +224,7 @@ class Runner:
         rest = replace(budget, leaves=budget.leaves - sum(counts))
         for grove, count, share in zip(groves, counts, rest.split(counts), strict=True):
             grove.purse = Purse(replace(share, leaves=share.leaves + count))
-        async with asyncio.TaskGroup() as group:
+        async with _together() as group:
             for index, (grove, part) in enumerate(zip(groves, mine, strict=True)):
                 group.create_task(self._drive(group, index, grove, part))
         if self._allocator.watches is not Watch.NOTHING:
@@ -205,12 +232,13 @@ class Runner:
 
     async def _drive(self, group: asyncio.TaskGroup, index: int, grove: Grove, first: Sequence[Expansion]) -> None:
         """Run one tree: hear of its leaves in dispatch order, ask the allocator, dispatch what it wants."""
-        watches, asked = self._allocator.watches, 0
+        watches, asked, ended = self._allocator.watches, 0, 0
         order = deque(self._dispatch(group, grove, first, grove.purse))
         fresh: list[int] = []
         while order:
             job, running = order.popleft()
             await running
+            ended += 1
             if job.end is not None and grove.tree.is_leaf(job.end):
                 grove.delivered.append(job.end)
                 fresh.append(job.end)
@@ -220,7 +248,8 @@ class Runner:
                 continue
             view = TreeView(index, grove.tree, tuple(grove.delivered), tuple(fresh), left)
             fresh = []
-            wanted = self._propose(event, [view], grove.purse, grove.tree.group, asked)
+            ledger = StepLedger(grove.purse.left_after(ended))
+            wanted = self._propose(event, [view], ledger, grove.tree.group, asked)
             asked += 1
             order.extend(self._dispatch(group, grove, self._cut(wanted, left), grove.purse))
 
@@ -239,7 +268,7 @@ class Runner:
             asked += 1
             if not wanted:
                 return
-            async with asyncio.TaskGroup() as group:
+            async with _together() as group:
                 running = [
                     (groves[e.tree], *pair)
                     for e in wanted
@@ -259,9 +288,8 @@ class Runner:
         proposals = self._allocator.propose(ForestView(event, views, predict), ledger, rng)
         trees = {view.index: view.tree for view in views}
         for e in proposals:
-            tree = trees.get(e.tree)
-            if tree is None or e.count < 1 or not 0 <= e.anchor < tree.n_nodes or not _continuable(tree, e.anchor):
-                raise BadInput(f"the allocator {self._allocator.name!r} proposed {e}, which is no anchor of its trees")
+            if fault := _fault(trees.get(e.tree), e):
+                raise BadInput(f"the allocator {self._allocator.name!r} proposed {e}: {fault}")
         return proposals
 
     @staticmethod
@@ -281,11 +309,13 @@ class Runner:
         """Start continuations, in order; each claims its share at once."""
         started = []
         turns = self._s.pool.turn_limit(grove.task)
+        again = self._s.retries
         tokens = min(self._s.max_episode_tokens, turns * self._s.sampling.max_tokens)
+        tokens += again * self._s.sampling.max_tokens
         for e in expansions:
             for _ in range(e.count):
                 job = Job.dispatch(grove, e.anchor, e.propensity, self._s.retries)
-                entry = purse.claim(tokens, turns)
+                entry = purse.claim(tokens, turns + again)
                 started.append((job, group.create_task(self._play(job, entry, purse))))
         return started
 
@@ -303,20 +333,44 @@ class Runner:
         if tree.status[node] is Status.FAILED:
             self.progress.failed += 1
             self.progress.reasons[f"{tree.failure[node]}: {tree.error.get(node, '')}"[:300]] += 1
+            self._hopeful.discard(tree.group)
         else:
             self.progress.leaves += 1
             self.progress.successes += tree.success[node] is True
         self._notify(self.progress)
-        self._give_up_if_hopeless(at_least=_HOPELESS)
+        if self.progress.failed >= _HOPELESS and not self.progress.leaves and not self._hopeful:
+            self._give_up()
 
-    def _give_up_if_hopeless(self, *, at_least: int) -> None:
-        if self.progress.leaves == 0 and self.progress.failed >= at_least:
-            top = "; ".join(f"{count} x {reason}" for reason, count in self.progress.reasons.most_common(3))
-            raise SystemicFailure(f"all {self.progress.failed} rollouts failed: {top}")
+    def _give_up(self) -> NoReturn:
+        top = "; ".join(f"{count} x {reason}" for reason, count in self.progress.reasons.most_common(3))
+        raise SystemicFailure(f"all {self.progress.failed} rollouts failed: {top}")
 
 
-def _continuable(tree: Tree, node: int) -> bool:
-    return node == 0 or tree.restorable(node)
+@asynccontextmanager
+async def _together() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group that raises the first error of its tasks itself instead of a group of errors."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+
+
+def _group(number: int, index: int) -> str:
+    return f"{number}.{index}"
+
+
+def _fault(tree: Tree | None, wanted: Expansion) -> str | None:
+    """Say what is wrong with a proposal."""
+    if tree is None:
+        return "it was not asked about this tree"
+    if not 0 <= wanted.anchor < tree.n_nodes:
+        return f"the tree has {tree.n_nodes} nodes"
+    if wanted.anchor and not tree.restorable(wanted.anchor):
+        return "this node is no anchor (it is a leaf, failed, or has no snapshot)"
+    if wanted.count < 1 or not 0 < wanted.propensity <= 1:
+        return "count must be >= 1, propensity in (0, 1]"
+    return None if wanted.start == Start() else "the runner knows no other start than 'sample'"
 
 
 def _no_prediction(view: TreeView, node: int) -> float:

@@ -33,7 +33,7 @@ class Row:
         logprobs: `[L]` float32, behaviour log-probs; 0 where the mask is false.
         versions: `[L]` int32, policy version; -1 where the mask is false.
         node_ids: `[L]` int32, node that the token belongs to.
-        n_prompt: length of the prompt. The response is the rest, and ends with a sampled token if it has one.
+        n_prompt: length of the prompt. The response is the rest; unless it is empty, it ends with a sampled token.
 
     Raises:
         AlignmentError: the arrays differ in length, or the prompt has a sampled token.
@@ -63,6 +63,17 @@ class Row:
         """`[L - P]` int32, sampled tokens and observations."""
         return self.token_ids[self.n_prompt :]
 
+    def head(self, length: int) -> Row:
+        """The first `length` tokens, which must contain the prompt."""
+        return Row(
+            self.token_ids[:length],
+            self.sampled_mask[:length],
+            self.logprobs[:length],
+            self.versions[:length],
+            self.node_ids[:length],
+            self.n_prompt,
+        )
+
     @property
     def n_sampled(self) -> int:
         """Number of sampled tokens."""
@@ -82,7 +93,7 @@ class Row:
 class Branch:
     """The path from the root to a node, as the engine saw it.
 
-    Token arrays are aligned and do not contain the reply after the last turn, which no engine saw. On a path with
+    Token arrays are aligned and end with the last sampled token: no engine saw the reply after it. On a path with
     resets they are those of all rows, one after the other.
 
     Args:
@@ -140,7 +151,7 @@ class Branch:
     @property
     def n_turns(self) -> int:
         """Number of policy messages."""
-        return len(self.nodes) - 1
+        return sum(self.tree.n_sampled[node] > 0 for node in self.nodes)
 
     @property
     def n_sampled(self) -> int:
@@ -290,7 +301,9 @@ def _attributes(tree: Tree, node: int) -> dict[str, Any]:
 
 
 def _row(tree: Tree, nodes: Sequence[int]) -> Row:
-    """Build the row that starts with the reply of `nodes[0]` and ends with the sampled tokens of `nodes[-1]`."""
+    """Build the row that starts with the reply of `nodes[0]` and ends with the last sampled token."""
+    while len(nodes) > 1 and not tree.n_sampled[nodes[-1]]:
+        nodes = nodes[:-1]
     prompt, turns = tree.reply_ids(nodes[0]), nodes[1:]
     parts: list[Ints] = [prompt]
     lengths, logprobs = [len(prompt)], [np.zeros(len(prompt), np.float32)]

@@ -9,7 +9,6 @@ Every rule is a member of `Rule`. A broken rule is reported by name, with the va
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -55,21 +54,27 @@ def check_env(
     if not seeds or steps < 1:
         raise BadInput(f"check_env needs seeds and at least one step, got seeds={seeds!r}, steps={steps}")
     make = _maker(env_or_id)
-    with asyncio.Runner() as runner, determinism.global_rngs_kept(), warnings.catch_warnings():
+    with determinism.global_rngs_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        probe = Probe(make, tuple(seeds), steps, runner)
-        if probe.a.prefix and _loop_is_running():
-            raise BadInput("an async env is checked in an event loop of its own: call check_env in another thread")
-        result = CheckReport(probe.name)
-        for rule in Rule:
-            finding = _apply(rule, probe, result)
-            result.findings.append(finding)
-            if report is not None:
-                report(finding)
-        with contextlib.suppress(Exception):  # boundary: CLOSE_TWICE has said what is wrong
+        probe = Probe(make, tuple(seeds), steps)
+        try:
+            if probe.a.prefix and _loop_is_running():
+                raise BadInput("an async env is checked in an event loop of its own: call check_env in another thread")
+            result = _check_all(probe, report)
+        finally:
             probe.close()
     if report is None:
         result.raise_on_failure()
+    return result
+
+
+def _check_all(probe: Probe, report: Callable[[Finding], None] | None) -> CheckReport:
+    result = CheckReport(probe.name)
+    for rule in Rule:
+        finding = _apply(rule, probe, result)
+        result.findings.append(finding)
+        if report is not None:
+            report(finding)
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -112,8 +113,9 @@ class Script:
 class Probe:
     """What the checks work with: three long-lived instances, and one played episode for each seed."""
 
-    def __init__(self, make: Callable[[], AnyEnv], seeds: tuple[int, ...], steps: int, runner: asyncio.Runner) -> None:
-        self.make, self.seeds, self.steps, self._runner = make, seeds, steps, runner
+    def __init__(self, make: Callable[[], AnyEnv], seeds: tuple[int, ...], steps: int) -> None:
+        self.make, self.seeds, self.steps = make, seeds, steps
+        self._runner = asyncio.Runner()  # makes its event loop on first use
         self.a, self.b, self.c = self.fresh(), self.fresh(), self.fresh()
         self.name = self.a.core.spec.id if self.a.core.spec is not None else type(self.a.core).__name__
         self._scripts: dict[int, Script] = {}
@@ -129,9 +131,11 @@ class Probe:
         return self._runner.run(main())
 
     def close(self) -> None:
-        """Close the long-lived instances."""
+        """Close the long-lived instances and the event loop."""
         for player in (self.a, self.b, self.c):
-            player.close()
+            with contextlib.suppress(Exception):  # boundary: CLOSE_TWICE has said what is wrong
+                player.close()
+        self._runner.close()
 
     def script(self, seed: int) -> Script:
         """Play an episode of mixed actions; of valid ones only where a malformed one makes the env raise."""

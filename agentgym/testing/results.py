@@ -132,6 +132,7 @@ def _task_unchanged(probe: Probe) -> None:
         probe.b.reset(seed)
         task = probe.b.core.task
         fresh = copy.deepcopy(task.data) if task else None
+        probe.b.reset(seed)
         to_the_end(probe.b)
         if task is not None and canonical(task.data) != canonical(fresh):
             raise BrokenRule(f"seed {seed}: task {task.id} was {cut(canonical(fresh))}, is {cut(canonical(task.data))}")

@@ -26,6 +26,7 @@ def solve_roots(v: Sequence[float], total: int, cap: int) -> list[int]:
     Maximises `sum_i expected_mixed(v_i, m_i)` with `sum_i m_i <= total` and every `m_i` 0 or in `[2, cap]` (one
     rollout alone has nobody to be compared with). The value is concave but for its first step, so: buy in order of
     value per rollout, the first two together at `v(1-v)` each, then one by one at `v(1-v)(v^(m-1) + (1-v)^(m-1))`.
+    A third one is worth exactly as much as each of a pair, so among equals a prompt with fewer rollouts comes first.
     When one rollout is left and a pair would be next, it either goes to the best prompt that already has two or
     more, or joins one taken back from the prompt that loses least, whichever is worth more. That is optimal (the
     tests compare with dynamic programming).
@@ -47,11 +48,11 @@ def solve_roots(v: Sequence[float], total: int, cap: int) -> list[int]:
         raise BadInput(f"cap must be >= 2, because one rollout alone is never compared; got {cap}")
     counts = [0] * len(v)
     left = max(0, total)
-    heap = [(-p * (1.0 - p), i) for i, p in enumerate(v)]
+    heap = [(-p * (1.0 - p), 0, i) for i, p in enumerate(v)]
     heapq.heapify(heap)
     waiting: tuple[float, int] | None = None
     while heap and left:
-        gain, i = heapq.heappop(heap)
+        gain, _, i = heapq.heappop(heap)
         if counts[i] == 0 and left == 1:
             waiting = waiting or (-gain, i)
             continue
@@ -61,7 +62,7 @@ def solve_roots(v: Sequence[float], total: int, cap: int) -> list[int]:
         counts[i] += lump
         left -= lump
         if counts[i] < cap:
-            heapq.heappush(heap, (-_next_gain(v[i], counts[i]), i))
+            heapq.heappush(heap, (-_next_gain(v[i], counts[i]), counts[i], i))
     if left and waiting:
         _swap(v, counts, pair=waiting, single=0.0)
     return counts
@@ -97,7 +98,7 @@ def solve_prefixes(q: Sequence[float], total: int) -> list[int]:
 
 def _next_gain(v: float, m: int) -> float:
     """Value of rollout `m + 1` of a prompt that has `m >= 2`."""
-    return v * (1.0 - v) * (v ** (m - 1) + (1.0 - v) ** (m - 1))
+    return v * (1.0 - v) * (v ** (m - 1) + (1.0 - v) ** (m - 1) if m > 2 else 1.0)
 
 
 def _swap(v: Sequence[float], counts: list[int], *, pair: tuple[float, int], single: float) -> bool:

@@ -74,6 +74,7 @@ class ChatMLRenderer(ABC):
         self._first_result = [start, *self._encode("user\n"), control["<tool_response>"]]
         self._next_result = [*newline, control["<tool_response>"]]
         self._end_result = [control["</tool_response>"]]
+        self._after_result = self._end_result + self._end + self._generation
 
     @abstractmethod
     def _encode(self, text: str) -> list[int]:
@@ -109,9 +110,12 @@ class ChatMLRenderer(ABC):
         """
         if not self.is_extension and (truncated or any(m["role"] == "user" for m in messages)):
             return None
+        head = self._closed if last in self.stop_ids else self._unclosed
+        if len(messages) == 1 and messages[0]["role"] == "tool":
+            content = self._encode(f"\n{messages[0]['content']}\n")
+            return head + self._first_result + content + self._after_result
         if any(m["role"] == "assistant" for m in messages):
             raise BadInput("reply renders the messages of the env; an assistant message is not one of them")
-        head = self._closed if last in self.stop_ids else self._unclosed
         return head + self._turns(messages) + self._generation
 
     def message(self, text: str) -> list[int]:
@@ -132,9 +136,6 @@ class ChatMLRenderer(ABC):
         return ids + self._marked("".join(after), _CALL_MARKS) + self._end
 
     def _turns(self, messages: Sequence[ChatMessage]) -> list[int]:
-        if len(messages) == 1 and messages[0]["role"] == "tool":
-            content = self._encode(f"\n{messages[0]['content']}\n")
-            return self._first_result + content + self._end_result + self._end
         ids: list[int] = []
         query = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
         for i, message in enumerate(messages):

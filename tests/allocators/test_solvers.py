@@ -66,6 +66,11 @@ def test_roots_by_hand(v, total, cap, counts):
     assert solve_roots(v, total, cap) == counts
 
 
+def test_among_equals_breadth_comes_first():
+    assert solve_roots([0.3] * 4, 8, 64) == [2, 2, 2, 2]
+    assert solve_roots([0.5] * 3, 10, 64) == [4, 3, 3]
+
+
 def test_a_decided_prompt_is_filtered():
     assert solve_roots([0.02, 0.5, 0.5, 0.98], 12, 64)[0] == 0
 

@@ -319,7 +319,7 @@ def test_state_that_cannot_be_pickled_is_refused(dice):
 def test_a_snapshot_of_another_class_is_refused(dice):
     env, other = dice(), Chat()
     env.reset(seed=0)
-    with pytest.raises(SnapshotError, match="snapshot of .*Dice cannot be restored in .*Chat"):
+    with pytest.raises(SnapshotError, match=r"snapshot of .*Dice cannot be restored in .*Chat"):
         other.restore(env.snapshot())
 
 

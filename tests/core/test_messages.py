@@ -23,12 +23,14 @@ from agentgym.testing import MALFORMED
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | TEXT,
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
 CALLS = st.builds(ToolCall, TEXT.filter(bool), st.dictionaries(TEXT, JSON, max_size=3))
-FRAGMENTS = st.sampled_from([OPEN_CALL, CLOSE_CALL, '{"name":', '"arguments"', "{", "}", "[", "null", "\ud800", "\\ud800"])
+FRAGMENTS = st.sampled_from(
+    [OPEN_CALL, CLOSE_CALL, '{"name":', '"arguments"', "{", "}", "[", "null", "\ud800", "\\ud800"]
+)
 
 
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=20).map("".join), st.booleans())
@@ -86,6 +88,8 @@ def test_text_and_calls_in_the_order_they_were_written():
         ('{"name": "\\ud800"}', "unpaired surrogate"),
         ('{"name": "f", "arguments": {"a": ' + "[" * 80 + "]" * 80 + "}}", "nested more than 64 levels"),
         ('{"name": "f", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}", "not valid JSON"),
+        ('{"name": "f", "arguments": {"a": NaN}}', "not valid JSON"),
+        ('{"name": "f", "arguments": "{\\"a\\": -Infinity}"}', "must be a JSON object, not a string"),
         ('{"name": "f", "arguments": {"a": ' + "1" * 5000 + "}}", "not valid JSON"),
     ],
 )

@@ -62,7 +62,9 @@ def test_malformed_ids_are_refused(env_id, dice):
 
 @pytest.mark.parametrize("lookup", [agentgym.make, registry.check_id, registry.env_class])
 def test_an_unknown_id_names_the_nearest(lookup):
-    with pytest.raises(UnknownName, match=r"unknown env 'agentgym/CountDown-v0': did you mean 'agentgym/Countdown-v0'\?"):
+    with pytest.raises(
+        UnknownName, match=r"unknown env 'agentgym/CountDown-v0': did you mean 'agentgym/Countdown-v0'\?"
+    ):
         lookup("agentgym/CountDown-v0")
 
 
@@ -96,9 +98,7 @@ def plugin(tmp_path):
     info = tmp_path / "till_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: till-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[agentgym.envs]\nshop/Till-v0 = till_plugin:Till\nbad = till_plugin:Till\n"
-    )
+    (info / "entry_points.txt").write_text("[agentgym.envs]\nshop/Till-v0 = till_plugin:Till\nbad = till_plugin:Till\n")
     return tmp_path
 
 

@@ -96,14 +96,16 @@ def test_another_stack_is_refused(dice, echo):
     env = TimeLimit(dice(), 9)
     env.reset(seed=0)
     saved = stack.snapshot(env)
-    with pytest.raises(SnapshotError, match=r"has the wrappers \['gymnasium.wrappers.common.TimeLimit'\], this env has none"):
+    with pytest.raises(
+        SnapshotError, match=r"has the wrappers \['gymnasium.wrappers.common.TimeLimit'\], this env has none"
+    ):
         stack.restore(env.unwrapped, saved)
     with pytest.raises(SnapshotError, match="Echo"):
         stack.restore(echo(dice()), saved)
 
 
 def test_foreign_envs_and_wrappers_that_cannot_be_copied_are_refused(dice, echo):
-    with pytest.raises(UnsupportedSnapshot, match="CartPoleEnv is not an agentgym.Env"):
+    with pytest.raises(UnsupportedSnapshot, match=r"CartPoleEnv is not an agentgym\.Env"):
         stack.snapshot(gymnasium.make("CartPole-v1"))
     env = echo(dice())
     env.reset(seed=0)

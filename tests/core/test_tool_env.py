@@ -64,7 +64,9 @@ def test_tools_in_the_order_of_definition(env):
 
 
 def test_calls_run_in_order_and_each_gets_one_reply(env):
-    *_, info = env.step(calls(("append", {"value": 1}), ("nope", {}), ("append", {"value": "x"}), ("append", {"value": 2})))
+    *_, info = env.step(
+        calls(("append", {"value": 1}), ("nope", {}), ("append", {"value": "x"}), ("append", {"value": 2}))
+    )
     assert [m["role"] for m in info["messages"]] == ["tool"] * 4
     assert [r["ok"] for r in info["tool_calls"]] == [True, False, False, True]
     assert env.state == [1, 2]
@@ -210,7 +212,9 @@ def test_coroutines_are_awaited_in_order():
     async def episode():
         env = AsyncNotes()
         await env.areset(seed=0)
-        first = await env.astep(calls(("later", {"value": 1}), ("now", {"value": 2}), ("later", {"value": -1}), ("x", {})))
+        first = await env.astep(
+            calls(("later", {"value": 1}), ("now", {"value": 2}), ("later", {"value": -1}), ("x", {}))
+        )
         last = await env.astep(calls(("later", {"value": 0}), ("now", {"value": 3})))
         with pytest.raises(EpisodeOver):
             await env.astep("x")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from agentgym.rollout.policies.base import FinishReason, Sampling
 from agentgym.rollout.tree import Tree
 from agentgym.rollout.types import Failure, StopReason
 
+sys.path.insert(0, str(Path(__file__).parent))  # for `lab`, what the tests of the runner share
 STOPS = list(StopReason)
 
 

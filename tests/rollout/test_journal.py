@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,7 @@ def test_peer_33_a_leaf_or_a_tree_is_recorded_once(tmp_path):
 def test_logprobs_are_exact_float32(logprobs):
     tree = Tree("t", "easy", "g0", 0, [1])
     tree.add(0, ordinal=0, origin=0, token_ids=[1] * len(logprobs), logprobs=logprobs)
-    line = orjson.dumps(records.node(tree, 1), option=records.OPTIONS)
+    line = records.dumps(records.node(tree, 1))
     again = Tree("t", "easy", "g0", 0, [1])
     records.replay(again, {"": 0}, orjson.loads(line))
     assert np.array_equal(again.logprobs(1), np.array(logprobs, np.float32))
@@ -209,6 +210,70 @@ def test_a_short_write_is_completed(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:3]))
         log.write(records.end(leaves=1))
     assert [record["leaves"] for _, record in journal.scan(tmp_path)] == [1]
+
+
+def test_a_closed_journal_is_not_written(tmp_path):
+    log = Journal(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(JournalError, match="is closed"):
+        log.write(records.end())
+
+
+def test_text_that_is_no_unicode_does_not_stop_a_run(tmp_path):
+    tree = small(tmp_path)
+    answer = [{"role": "tool", "content": "caf\udce9 \ud83d\ude00 \ud83d"}]
+    node = tree.add(3, ordinal=0, origin=0, token_ids=[1], logprobs=[-1.0], message="ok \ud800", reply=answer)
+    with Journal(tmp_path) as log:
+        log.write(records.node(tree, node))
+    [read] = journal.read(tmp_path)
+    assert read.text(node) == "ok \ufffd"
+    assert read.replies(node) == [{"role": "tool", "content": "caf\ufffd \U0001f600 \ufffd"}]
+    assert contents([read]) == contents([tree])
+
+
+def test_a_reply_that_comes_in_parts_is_recorded_in_parts(tmp_path):
+    first, second = ({"role": "tool", "content": text} for text in "ab")
+    tree = Tree("t", "easy", "g0", 0, [1])
+    with Journal(tmp_path) as log:
+        log.write(records.tree(tree))
+        node = tree.add(0, ordinal=0, origin=0, token_ids=[1], logprobs=[-1.0], reply=[first])
+        log.write(records.node(tree, node))
+        tree.extend_reply(node, [5, 6], reset=True)
+        log.write(records.reply(tree, node, answers_from=1))
+        tree.extend_reply(node, [7], messages=[second])
+        log.write(records.reply(tree, node, ids_from=2, answers_from=1))
+    [read] = journal.read(tmp_path)
+    assert contents([read]) == contents([tree])
+    assert read.context(node) == [5, 6, 7]
+    assert read.replies(node) == [first, second]
+
+
+KILLED = """
+import sys
+from agentgym.rollout import records
+from agentgym.rollout.journal import Journal
+from agentgym.rollout.tree import Tree
+tree = Tree("t", "easy", "g0", 0, [1])
+log = Journal(sys.argv[1])
+log.write(records.tree(tree))
+while True:
+    node = tree.add(0, ordinal=tree.n_nodes - 1, origin=0, token_ids=[tree.n_nodes] * 50, logprobs=[-0.5] * 50)
+    log.write(records.node(tree, node))
+"""
+
+
+def test_peer_33_kill_at_any_moment_loses_at_most_what_was_in_flight(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as child:
+        path = tmp_path / journal.FILE
+        while not path.exists() or path.stat().st_size < 100_000:
+            assert child.poll() is None
+            time.sleep(0.01)
+        child.kill()
+    with Journal(tmp_path):  # the lock went with the process
+        [tree] = journal.read(tmp_path)
+    assert [tree.ordinal[node] for node in tree.children(0)] == list(range(tree.n_nodes - 1))
+    assert all(tree.sampled_ids(node).tolist() == [node] * 50 for node in tree.children(0))
 
 
 def test_one_process_at_a_time_writes(tmp_path):

@@ -53,8 +53,9 @@ def test_rows_are_what_the_engine_saw_and_produced(script, play, plan):
         assert len(rows) == len(ends) + 1
         seen = path[1:]
         for row in rows:
-            last = int(row.node_ids[-1]) if row.n_total > row.n_prompt else None
-            if last is not None and row.sampled_mask[-1]:
+            if row.n_total > row.n_prompt:
+                last = int(row.node_ids[-1])
+                assert row.sampled_mask[-1]
                 request = tree.context(tree.parent[last])
                 assert row.token_ids.tolist() == request + tree.sampled_ids(last).tolist()
         assert [t for row in rows for t in row.token_ids[row.sampled_mask]] == [
@@ -104,6 +105,15 @@ def test_complaint_4_a_reset_forks_a_row():
 def test_the_last_reply_is_in_no_row():
     tree, leaf = grow(([11], [2]), ([12], [90, 91, 92]))
     assert Branch(tree, leaf).response_ids.tolist() == [11, 2, 12]
+
+
+def test_a_turn_without_room_for_a_token_adds_nothing():
+    tree, node = grow(([11], [2]), ([12], [3, 4]))
+    leaf = tree.add(node, ordinal=0, origin=0, token_ids=[], logprobs=[])
+    tree.end(leaf, StopReason.CONTEXT_LIMIT)
+    branch = Branch(tree, leaf)
+    assert branch.response_ids.tolist() == [11, 2, 12]
+    assert branch.n_turns == 2
 
 
 def test_complaint_59_versions_are_those_of_each_turn():

@@ -1,0 +1,8 @@
+"""Makes `lab`, what the tests of the runner share, importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
