@@ -102,7 +102,7 @@ def parse_call(body: str) -> ToolCall:
     if len(body) > _MAX_CALL_CHARS:
         return _bad(f"the call has {len(body)} characters; the limit is {_MAX_CALL_CHARS}", body)
     try:
-        value = json.loads(body, parse_constant=_refuse)
+        value = json.loads(body)
     except (ValueError, RecursionError):
         return _bad("the call is not valid JSON", body)
     if not isinstance(value, dict):
@@ -140,14 +140,9 @@ def _unsafe(name: str, arguments: Mapping[str, Any]) -> str | None:
 def _undouble(text: str) -> Any:
     """Recover arguments that were JSON-encoded twice; return the text itself when they were not."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _refuse(constant: str) -> None:
-    """Called by the decoder for NaN and Infinity, which are no JSON."""
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _bad(problem: str, body: str) -> ToolCall:

@@ -94,7 +94,8 @@ class ToolSpec:
         fields, hidden = _fields(function, name, {p.arg_name: p.description for p in doc.params})
         # Numbered fields with aliases: a parameter may be called `json`, `copy` or `_x`, a pydantic field may not.
         numbered = {f"p{i}": field for i, field in enumerate(fields.values())}
-        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **numbered)
+        config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+        model = pydantic.create_model(name, __config__=config, **numbered)
         validator = model.__pydantic_validator__
         names = dict(zip(numbered, fields, strict=True))
 

@@ -283,7 +283,7 @@ async def _quietly_close(host: Host) -> None:
 def _finish(call: Awaitable[T]) -> T:
     """Run a coroutine that never suspends (an `InlineHost` method) to its end."""
     try:
-        call.__await__().send(None)  # type: ignore[union-attr,attr-defined]
+        call.__await__().send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     raise RuntimeError("an inline env call suspended")

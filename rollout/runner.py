@@ -153,23 +153,26 @@ class Runner:
         for index, task in enumerate(tasks):
             places.append((index, task, self._dispatched[task.id]))
             self._dispatched[task.id] += 1
-        async with _together() as group:
-            planted = [group.create_task(self._plant_one(number, *place)) for place in places]
-        groves, events = zip(*(task.result() for task in planted), strict=True)
-        if self._s.journal is not None:
-            self._s.journal.write(*itertools.chain(*events))
-        return list(groves)
+        events: list[list[Record]] = [[] for _ in tasks]
+        try:
+            async with _together() as group:
+                planted = [group.create_task(self._plant_one(number, *place, events[place[0]])) for place in places]
+        finally:
+            if self._s.journal is not None:
+                self._s.journal.write(*itertools.chain(*events))
+        return [task.result() for task in planted]
 
-    async def _plant_one(self, number: int, index: int, task: Task, dispatch: int) -> tuple[Grove, list[Record]]:
-        """Return a tree that is ready to grow, and what the journal has to be told of it."""
+    async def _plant_one(
+        self, number: int, index: int, task: Task, dispatch: int, events: list[Record]
+    ) -> Grove:
+        """Return a tree that is ready to grow; `events` gets what the journal has to be told of it."""
         tree = self._recorded.get((number, index))
         if tree is not None and tree.failed and not tree.n_reply[0]:  # its env could not be reset
             self._count(tree, tree.failed[0])
-            return Grove(tree, task, dispatch, None), []
+            return Grove(tree, task, dispatch, None)
         async with self._slots:
             start, opening, failure = await self._reset(task, dispatch)
         prompt = self._s.renderer.prompt(opening, self._s.pool.tools) if opening else []
-        events: list[Record] = []
         if tree is None:
             tree = Tree(
                 task.id,
@@ -189,7 +192,7 @@ class Runner:
             node = tree.fail(0, ordinal=0, origin=0, failure=failure.kind, message=str(failure))
             events.append(records.failed(tree, node))
             self._count(tree, node)
-        return Grove(tree, task, dispatch, start), events
+        return Grove(tree, task, dispatch, start)
 
     async def _reset(
         self, task: Task, dispatch: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,7 @@ def rollout(
     from agentgym.rollout.report import summarise, table
     from agentgym.rollout.views import Forest
 
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bars would break ours, and pipes
     plan = _plan(context.params)
     folder = out or default_folder(plan)
     try:

@@ -6,53 +6,54 @@ import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentgym import seeding
+from agentgym.errors import BadInput
 from agentgym.rollout.models.traces import Trace, TraceMaker
 from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
 CONTEXT_WEIGHT = 0.1
-_POOL = 48
+_POOL = 24
 _QUEUED = 24
+_Row: TypeAlias = tuple[list[int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows padded on the right.
+    """Rows of one env, padded on the right, without the prefix that all of them share.
 
     Attributes:
-        ids: `[B, T]` int64 token ids, padded with 0.
+        prefix: `[P]` int64 ids of the system block, equal for all rows of an env.
+        ids: `[B, T]` int64 ids after the prefix, padded with 0.
         weights: `[B, T]` float32 loss weight of each token AS A TARGET: 1 for the expert's tokens, `CONTEXT_WEIGHT`
             for context, 0 for mistakes and padding.
-        envs: `[B]` index of each row's env in the mix.
     """
 
+    prefix: NDArray[np.int64]
     ids: NDArray[np.int64]
     weights: NDArray[np.float32]
-    envs: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows come from: env, share of the rows, and shares of the levels."""
+    """Where rows come from: env, its share of the loss, and the shares of its levels."""
 
     env_id: str
     share: float
     levels: Mapping[str, float]
 
 
-def encode_trace(trace: Trace, renderer: Qwen3Renderer, limit: int) -> tuple[list[int], list[float]]:
+def encode_trace(trace: Trace, renderer: Qwen3Renderer, limit: int) -> _Row:
     """Return ids and target weights of a trace, cut after the last turn that fits into `limit` tokens."""
     ids = renderer.prompt(trace.opening, trace.tools)
     weights = [CONTEXT_WEIGHT] * len(ids)
     for i, turn in enumerate(trace.turns):
         said = renderer.message(turn.text)
-        answer = renderer.reply(turn.answer, last=said[-1]) or []
-        if i + 1 == len(trace.turns):
-            answer = []
+        answer = renderer.reply(turn.answer, last=said[-1]) or [] if i + 1 < len(trace.turns) else []
         if len(ids) + len(said) + len(answer) > limit:
             break
         ids = ids + said + answer
@@ -61,10 +62,10 @@ def encode_trace(trace: Trace, renderer: Qwen3Renderer, limit: int) -> tuple[lis
 
 
 class BatchMaker:
-    """Makes batches; the `i`-th pool of rows depends on `seed` and `i` only.
+    """Makes batches of one env; the `i`-th pool of rows depends on `seed` and `i` only.
 
     Args:
-        sources: what to draw from.
+        source: what to draw from.
         folder: where the tokenizer is.
         tokens: most padded tokens of a batch.
         seed: of all draws.
@@ -73,35 +74,24 @@ class BatchMaker:
     """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        folder: Path,
-        *,
-        tokens: int,
-        seed: int,
-        split: str = "train",
-        mistakes: float = 0.12,
+        self, source: Source, folder: Path, *, tokens: int, seed: int, split: str = "train", mistakes: float = 0.12
     ) -> None:
-        self._makers = [TraceMaker(s.env_id, levels=s.levels, split=split, mistakes=mistakes) for s in sources]
-        self._shares = [s.share for s in sources]
+        self._maker = TraceMaker(source.env_id, levels=source.levels, split=split, mistakes=mistakes)
         self._renderer = Qwen3Renderer(folder)
-        self._tokens, self._seed = tokens, seed
+        self._env_id, self._tokens, self._seed = source.env_id, tokens, seed
+        ids, _ = encode_trace(self._maker.draw(seeding.rng(seed, "prefix")), self._renderer, tokens)
+        self._prefix = ids[: ids.index(self._renderer.stop_ids[0]) + 1]
 
     def pool(self, index: int) -> list[Batch]:
         """Return the batches of one pool: rows of similar length together, the batches in random order."""
-        rng = seeding.rng(self._seed, "pool", index)
-        rows: list[tuple[list[int], list[float], int]] = []
-        for _ in range(_POOL):
-            env = int(rng.choice(len(self._makers), p=self._shares))
-            ids, weights = encode_trace(self._makers[env].draw(rng), self._renderer, self._tokens)
-            rows.append((ids, weights, env))
-        rows.sort(key=lambda row: len(row[0]))
-        groups: list[list[tuple[list[int], list[float], int]]] = [[]]
+        rng = seeding.rng(self._seed, "pool", self._env_id, index)
+        rows = sorted((self._row(rng) for _ in range(_POOL)), key=lambda row: len(row[0]))
+        groups: list[list[_Row]] = [[]]
         for row in rows:
             if groups[-1] and len(row[0]) * (len(groups[-1]) + 1) > self._tokens:
                 groups.append([])
             groups[-1].append(row)
-        return [_padded(groups[i]) for i in rng.permutation(len(groups))]
+        return [self._padded(groups[i]) for i in rng.permutation(len(groups))]
 
     def stream(self, start: int = 0) -> Iterator[tuple[int, Batch]]:
         """Yield `(pool index, batch)` for ever."""
@@ -111,12 +101,31 @@ class BatchMaker:
                 yield index, batch
             index += 1
 
+    def _row(self, rng: seeding.Rng) -> _Row:
+        ids, weights = encode_trace(self._maker.draw(rng), self._renderer, self._tokens + len(self._prefix))
+        size = len(self._prefix)
+        if ids[:size] != self._prefix:
+            raise BadInput(f"the traces of {self._env_id} do not all begin with the same system block")
+        return ids[size:], weights[size:]
 
-def background(maker: BatchMaker, start: int = 0) -> Iterator[tuple[int, Batch]]:
-    """Yield what `maker.stream(start)` yields, made by a process that ends when this generator is closed."""
+    def _padded(self, rows: Sequence[_Row]) -> Batch:
+        width = max(len(ids) for ids, _ in rows)
+        batch_ids = np.zeros((len(rows), width), dtype=np.int64)
+        batch_weights = np.zeros((len(rows), width), dtype=np.float32)
+        for r, (ids, weights) in enumerate(rows):
+            batch_ids[r, : len(ids)] = ids
+            batch_weights[r, : len(weights)] = weights
+        return Batch(np.array(self._prefix), batch_ids, batch_weights)
+
+
+def background(makers: Sequence[BatchMaker], starts: Sequence[int]) -> Iterator[tuple[list[int], list[Batch]]]:
+    """Yield `(pool indices, batches)`, one batch of each maker, made by another process.
+
+    That process ends when this generator is closed.
+    """
     context = multiprocessing.get_context("fork")
     queue = context.Queue(maxsize=_QUEUED)
-    process = context.Process(target=_produce, args=(maker, start, queue), daemon=True)
+    process = context.Process(target=_produce, args=(makers, starts, queue), daemon=True)
     process.start()
     try:
         while True:
@@ -127,16 +136,6 @@ def background(maker: BatchMaker, start: int = 0) -> Iterator[tuple[int, Batch]]
         queue.close()
 
 
-def _produce(maker: BatchMaker, start: int, queue: multiprocessing.Queue[tuple[int, Batch]]) -> None:
-    for item in maker.stream(start):
-        queue.put(item)
-
-
-def _padded(rows: Sequence[tuple[list[int], list[float], int]]) -> Batch:
-    width = max(len(ids) for ids, _, _ in rows)
-    batch_ids = np.zeros((len(rows), width), dtype=np.int64)
-    batch_weights = np.zeros((len(rows), width), dtype=np.float32)
-    for r, (ids, weights, _) in enumerate(rows):
-        batch_ids[r, : len(ids)] = ids
-        batch_weights[r, : len(weights)] = weights
-    return Batch(batch_ids, batch_weights, np.array([env for _, _, env in rows]))
+def _produce(makers: Sequence[BatchMaker], starts: Sequence[int], queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+    for items in zip(*(maker.stream(start) for maker, start in zip(makers, starts, strict=True)), strict=True):
+        queue.put(([index for index, _ in items], [batch for _, batch in items]))

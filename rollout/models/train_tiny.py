@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,26 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from agentgym import seeding
 from agentgym.rollout.models.batches import CONTEXT_WEIGHT, Batch, BatchMaker, Source, background
+from agentgym.rollout.models.shared_prefix import hidden_states
 from agentgym.rollout.models.tiny_tokenizer import build_tokenizer, save_tokenizer
 from agentgym.rollout.models.traces import TraceMaker
 from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
 SOURCES = (
-    Source("agentgym/Countdown-v0", 0.4, {"n3": 0.3, "n4": 0.35, "n5": 0.15, "n6": 0.1, "n7": 0.05, "n8": 0.05}),
-    Source("agentgym/Blocksworld-v0", 0.25, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
+    Source("agentgym/Countdown-v0", 0.35, {"n3": 0.3, "n4": 0.35, "n5": 0.15, "n6": 0.1, "n7": 0.05, "n8": 0.05}),
+    Source("agentgym/Blocksworld-v0", 0.3, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
     Source("agentgym/SearchQA-v0", 0.35, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
 )
 HIDDEN, LAYERS, HEAD_SIZE, MLP = 128, 4, 32, 384
 MAX_CONTEXT = 4096
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
+"""Of each env in a step."""
 PEAK_RATE, WARM_UP_STEPS, FLAT, LAST_RATE = 2e-3, 100, 0.5, 0.03
 TOKENIZER_TRACES = 1500
-HELD_OUT_POOLS = 3
+HELD_OUT_POOLS = 2
 CONTEXT_KEPT = 0.25
 """Share of the context targets whose loss is computed, at a weight that keeps its expectation."""
-REPORT_EVERY = 200
+REPORT_EVERY = 100
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Progress:
 
     steps: int = 0
     tokens: int = 0
-    pool: int = 0
+    pools: list[int] = field(default_factory=lambda: [0] * len(SOURCES))
     seconds: float = 0.0
 
 
@@ -87,56 +89,65 @@ def save_model(model: Any, source: Path, folder: Path) -> None:
         (folder / name).write_bytes((source / name).read_bytes())
 
 
-def loss_of(model: Any, batch: Batch, keep: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `(losses [N], weights [N], positions [N, 2])` of the targets of a batch.
+def loss_of(model: Any, batch: Batch, keep: torch.Generator, *, half: bool) -> torch.Tensor:
+    """Return the weighted mean loss of a batch in nats, `[]`.
 
     Args:
         model: a Qwen2 model.
-        batch: rows `[B, T]`.
-        keep: draws the context targets to compute (`CONTEXT_KEPT` of them); `None` for all.
+        batch: rows of one env.
+        keep: draws the context targets to compute (`CONTEXT_KEPT` of them).
+        half: multiply matrices in bfloat16.
     """
     ids = torch.from_numpy(batch.ids)
     weights = torch.from_numpy(batch.weights)[:, 1:]
-    if keep is not None:
-        kept = torch.rand(weights.shape, generator=keep) < CONTEXT_KEPT
-        weights = torch.where(weights == CONTEXT_WEIGHT, weights * kept / CONTEXT_KEPT, weights)
-    positions = weights.nonzero()
-    rows, columns = positions.unbind(1)
-    hidden = model.model(input_ids=ids[:, :-1], use_cache=False)[0][rows, columns]
+    kept = torch.rand(weights.shape, generator=keep) < CONTEXT_KEPT
+    weights = torch.where(weights == CONTEXT_WEIGHT, weights * kept / CONTEXT_KEPT, weights)
+    rows, columns = weights.nonzero(as_tuple=True)
+    hidden = hidden_states(model, torch.from_numpy(batch.prefix), ids[:, :-1], half=half)[rows, columns]
     losses = F.cross_entropy(model.lm_head(hidden), ids[rows, columns + 1], reduction="none")
-    return losses, weights[rows, columns], positions
+    chosen = weights[rows, columns]
+    return (losses * chosen).sum() / chosen.sum()
 
 
 @torch.no_grad()
-def held_out(model: Any, batches: Sequence[Batch]) -> list[tuple[float, float]]:
-    """Return per env the loss of the expert's tokens (nats) and the share of turns that greedy decoding repeats."""
-    sums = torch.zeros(len(SOURCES), 4)
+def held_out(model: Any, batches: Sequence[Batch]) -> tuple[float, float]:
+    """Return the loss of the expert's tokens (nats) and the share of turns that greedy decoding repeats."""
+    nats, tokens, exact, turns = 0.0, 0, 0, 0
     for batch in batches:
         ids = torch.from_numpy(batch.ids)
         ours = torch.from_numpy(batch.weights)[:, 1:] == 1
-        log_probs = model(input_ids=ids[:, :-1], use_cache=False).logits.log_softmax(-1)
+        hidden = hidden_states(model, torch.from_numpy(batch.prefix), ids[:, :-1])
+        log_probs = model.lm_head(hidden).log_softmax(-1)
         targets = ids[:, 1:]
-        nats = -log_probs.gather(-1, targets[..., None])[..., 0]
+        nats -= float(log_probs.gather(-1, targets[..., None])[..., 0][ours].sum())
+        tokens += int(ours.sum())
         right = log_probs.argmax(-1) == targets
-        for row, env in enumerate(batch.envs.tolist()):
-            sums[env, 0] += nats[row][ours[row]].sum()
-            sums[env, 1] += ours[row].sum()
+        for row in range(len(ids)):
             for turn in _runs(ours[row].tolist()):
-                sums[env, 2] += float(right[row, turn].all())
-                sums[env, 3] += 1
-    return [(float(s[0] / s[1]), float(s[2] / s[3])) for s in sums]
+                exact += bool(right[row, turn].all())
+                turns += 1
+    return nats / tokens, exact / turns
 
 
 def train(
-    out: Path, minutes: float, *, seed: int, save_every: float, hidden: int, layers: int, mlp: int, resume: bool
+    out: Path,
+    minutes: float,
+    *,
+    seed: int,
+    save_every: float,
+    hidden: int,
+    layers: int,
+    mlp: int,
+    half: bool,
+    resume: bool,
 ) -> None:
     """Train for `minutes` of wall-clock time, saving a model folder every `save_every` minutes."""
     torch.manual_seed(seed)
     folder = out / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        makers = [(TraceMaker(s.env_id), seeding.rng(seed, "tokenizer", s.env_id)) for s in SOURCES]
-        traces = [maker.draw(rng) for maker, rng in makers for _ in range(TOKENIZER_TRACES)]
+        players = [(TraceMaker(s.env_id), seeding.rng(seed, "tokenizer", s.env_id)) for s in SOURCES]
+        traces = [player.draw(rng) for player, rng in players for _ in range(TOKENIZER_TRACES)]
         save_tokenizer(build_tokenizer(traces), folder)
     renderer = Qwen3Renderer(folder)
     model = make_model(renderer, hidden=hidden, layers=layers, mlp=mlp)
@@ -149,32 +160,33 @@ def train(
         optimizer.load_state_dict(saved["optimizer"])
         progress = Progress(**saved["progress"])
     _say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {renderer.vocab_size} tokens")
-    probe = BatchMaker(SOURCES, folder, tokens=BATCH_TOKENS, seed=seed, split="validation", mistakes=0.0)
-    probes = list(itertools.chain.from_iterable(probe.pool(i) for i in range(HELD_OUT_POOLS)))
-    maker = BatchMaker(SOURCES, folder, tokens=BATCH_TOKENS, seed=seed)
+    probes = [_probe(source, folder, seed) for source in SOURCES]
+    makers = [BatchMaker(source, folder, tokens=BATCH_TOKENS, seed=seed) for source in SOURCES]
     started = time.monotonic() - progress.seconds
     next_save = progress.seconds + save_every * 60
     keep = torch.Generator().manual_seed(seed)
     average = 0.0
-    stream = background(maker, progress.pool)
-    for pool, batch in stream:
-        progress.pool, progress.seconds = pool, time.monotonic() - started
+    stream = background(makers, progress.pools)
+    for pools, batches in stream:
+        progress.pools, progress.seconds = pools, time.monotonic() - started
         done = progress.seconds / 60 / minutes
         if done >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = PEAK_RATE * _rate(progress.steps, done)
-        losses, weights, _ = loss_of(model, batch, keep)
-        loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad()
-        loss.backward()
+        total = 0.0
+        for source, batch in zip(SOURCES, batches, strict=True):
+            loss = source.share * loss_of(model, batch, keep, half=half)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         progress.steps += 1
-        progress.tokens += batch.ids.size
-        average = 0.98 * average + 0.02 * loss.item() if average else loss.item()
+        progress.tokens += sum(batch.ids.size for batch in batches)
+        average = 0.98 * average + 0.02 * total if average else total
         if progress.steps % REPORT_EVERY == 0:
-            per_env = "  ".join(f"{nats:.3f}/{right:.2f}" for nats, right in held_out(model, probes))
+            per_env = "  ".join("{:.3f}/{:.2f}".format(*held_out(model, probe)) for probe in probes)
             speed = progress.tokens / progress.seconds
             _say(
                 f"{progress.steps} {progress.seconds / 60:.1f} min {progress.tokens / 1e6:.2f}M tokens {speed:.0f}/s "
@@ -186,6 +198,11 @@ def train(
     stream.close()
     _save(model, optimizer, progress, folder, out / "final", checkpoint)
     _say(f"done: {progress.steps} steps, {progress.tokens / 1e6:.2f}M tokens; the model is in {out / 'final'}")
+
+
+def _probe(source: Source, folder: Path, seed: int) -> list[Batch]:
+    maker = BatchMaker(source, folder, tokens=BATCH_TOKENS, seed=seed, split="validation", mistakes=0.0)
+    return [batch for index in range(HELD_OUT_POOLS) for batch in maker.pool(index)]
 
 
 def _save(model: Any, optimizer: Any, progress: Progress, source: Path, folder: Path, checkpoint: Path) -> None:
@@ -228,6 +245,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=HIDDEN, help="hidden size, a multiple of 32")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--mlp", type=int, default=MLP, help="intermediate size")
+    parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16 (only on a CPU with AMX)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -239,6 +257,7 @@ def main() -> None:
         hidden=args.hidden,
         layers=args.layers,
         mlp=args.mlp,
+        half=args.bf16,
         resume=args.resume,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,18 +56,18 @@ def sample(
     """
     raw = logits.to(torch.float64)
     scaled = _tempered(raw, sampling)
-    peak = scaled.amax(-1, keepdim=True)
-    weights = (scaled - peak).exp_()
-    cut = [i for i, s in enumerate(sampling) if (s.top_k or s.top_p < 1) and s.temperature > 0 and forced[i] is None]
-    for row in cut:
-        _truncate(weights[row], sampling[row])
+    weights = scaled.softmax(-1)
+    kept = [0.0] * len(sampling)
+    for i, s in enumerate(sampling):
+        if (s.top_k or s.top_p < 1) and s.temperature > 0 and forced[i] is None:
+            kept[i] = _truncate(weights[i], s)
     cdf = weights.cumsum(-1)
     total = cdf[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(_column(uniform, raw) * total, below_total)
     drawn = torch.searchsorted(cdf, target, right=True).clamp_(max=raw.shape[-1] - 1)
     _override(drawn, raw, sampling, forced)
-    chosen = scaled.gather(-1, drawn) - peak - total.log()
+    chosen = scaled.log_softmax(-1).gather(-1, drawn) - _column(kept, raw)
     return Drawn(drawn[:, 0].tolist(), chosen[:, 0].to(torch.float32).tolist(), _tops(raw, sampling))
 
 
@@ -79,8 +80,12 @@ def _tempered(raw: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     return raw if all(t == 1.0 for t in temperatures) else raw / _column(temperatures, raw)
 
 
-def _truncate(weights: Tensor, how: Sampling) -> None:
-    """Set the weights `[V]` outside top-k, then outside the nucleus, to 0 in place. Ties fall to the lower id."""
+def _truncate(weights: Tensor, how: Sampling) -> float:
+    """Set the probabilities `[V]` outside top-k, then outside the nucleus, to 0 in place; ties fall to the lower id.
+
+    Returns:
+        The log of the mass that is left.
+    """
     ordered, ids = weights.sort(descending=True, stable=True)
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if how.top_k:
@@ -90,6 +95,8 @@ def _truncate(weights: Tensor, how: Sampling) -> None:
         keep &= (mass - ordered) < how.top_p * mass[-1]
         keep[0] = True
     weights[ids[~keep]] = 0.0
+    left = float((ordered * keep).sum())
+    return math.log(left) if left > 0 else math.nan
 
 
 def _override(drawn: Tensor, raw: Tensor, sampling: Sequence[Sampling], forced: Sequence[int | None]) -> None:

@@ -18,7 +18,7 @@ from agentgym.errors import PolicyError
 from agentgym.rollout.policies.base import Completion, FinishReason, Sampling
 from agentgym.rollout.policies.kv_cache import PrefixTrie, common_prefix
 from agentgym.rollout.policies.sampler import sample
-from agentgym.rollout.policies.torch_model import ModelRunner
+from agentgym.rollout.policies.torch_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 _SHARE_FROM = 16
@@ -217,7 +217,7 @@ class Engine:
                 break
             request.cached = cached
             group.append(request)
-        return sorted(group, key=lambda r: len(r.prompt) - r.cached)
+        return group
 
     def _prefill(self, group: list[Request]) -> None:
         first = len(self._active)
@@ -316,6 +316,8 @@ class Engine:
 
     def _swap_weights(self) -> None:
         state, version, done = self._swaps.popleft()
+        if not done.set_running_or_notify_cancel():
+            return
         try:
             self._runner.swap(state)
         except Exception as error:  # boundary: handed to the caller of load_weights
@@ -330,7 +332,8 @@ class Engine:
         self._active, self._waiting = [], []
         self._done += [(r, PolicyError(f"the torch engine stopped: {self._stopped}")) for r in left]
         for _, _, done in self._swaps:
-            done.set_exception(PolicyError(f"the torch engine stopped: {self._stopped}"))
+            if done.set_running_or_notify_cancel():
+                done.set_exception(PolicyError(f"the torch engine stopped: {self._stopped}"))
         self._deliver()
 
     def _deliver(self) -> None:

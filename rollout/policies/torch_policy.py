@@ -20,7 +20,8 @@ from agentgym.rollout.policies.base import Completion, Sampling
 from agentgym.rollout.policies.kv_cache import PrefixTrie
 from agentgym.rollout.policies.sampler import uniforms
 from agentgym.rollout.policies.torch_engine import Engine, Request
-from agentgym.rollout.policies.torch_model import ModelRunner, context_limit, digest, load_model, pick_device
+from agentgym.rollout.policies.torch_load import context_limit, digest, load_model, pick_device
+from agentgym.rollout.policies.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,15 +1,17 @@
 """Row-exact forward passes on CPU: a token's hidden state does not depend on what shares the batch with it.
 
-BLAS picks its kernel by the number of rows, and kernels differ in the order of additions. On CPU three rules remove
-the dependence, bit for bit, without changing the dtype:
+Kernels differ in the order of additions, and they are picked by the shape of the whole batch. Four rules remove the
+dependence, bit for bit, without changing the dtype:
 
-1. matrix products see at least `MIN_ROWS` rows (short batches are padded);
-2. the padded key/value length is a multiple of `KV_BLOCK` (a masked key contributes an exact zero);
-3. attention is computed with ONE query per call row, in prefill as in decode: scaled-dot-product attention takes
+1. matrix products see at least `MIN_ROWS` rows (BLAS has other kernels for few rows);
+2. larger passes have a multiple of `PASS_STEP` rows, at most `PASS_ROWS`: torch splits elementwise functions evenly
+   over threads and computes what does not fill a vector at a share's end by another routine;
+3. the padded key/value length is a multiple of `KV_BLOCK` (a masked key contributes an exact zero);
+4. attention is computed with ONE query per call row, in prefill as in decode: scaled-dot-product attention takes
    another kernel for one query than for several.
 
-`row_exact` tests rule 1 on the weights at hand: MKL with several threads may split long inner products (from about
-640 inputs on); one thread never did.
+`row_exact` tests rules 1 and 2 on the weights at hand: MKL with several threads may split long inner products (from
+about 640 inputs on); one thread never did.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 MIN_ROWS = 16
+PASS_STEP = 48
+PASS_ROWS = 5 * PASS_STEP
 KV_BLOCK = 64
 ATTENTION = "agentgym_rows"
 """Name under which the row-exact attention is registered with transformers."""
@@ -39,6 +43,29 @@ _engine = threading.local()
 def round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of `multiple` that is >= `value`."""
     return -(-value // multiple) * multiple
+
+
+def pad_rows(count: int) -> int:
+    """Return the number of rows that a pass of `count` tokens is padded to."""
+    return round_up(count, MIN_ROWS if count <= 4 * MIN_ROWS else PASS_STEP)
+
+
+class Segment(NamedTuple):
+    """Queries that attend together.
+
+    Attributes:
+        at: the first query.
+        count: number of queries.
+        row: the first key/value row.
+        rows: 1 if all queries see the same row, `count` if each sees its own.
+        length: number of keys seen (padding included).
+    """
+
+    at: int
+    count: int
+    row: int
+    rows: int
+    length: int
 
 
 def row_attention(
@@ -56,47 +83,44 @@ def row_attention(
 
     Args:
         module: the attention module (transformers' calling convention).
-        query: `[B, H, T, D]`.
-        key: `[B, Hkv, L, D]`.
-        value: `[B, Hkv, L, Dv]`.
-        attention_mask: additive, `[B, 1, T, L]`.
+        query: `[1, H, N, D]`.
+        key: `[R, Hkv, L, D]`.
+        value: `[R, Hkv, L, Dv]`.
+        attention_mask: additive, `[1, 1, N, L]`.
         dropout: used by `sdpa` only.
         scaling: factor of the scores; `None` is `D ** -0.5`.
         is_causal: used by `sdpa` only.
         kwargs: passed on to `sdpa`.
 
     Returns:
-        The output `[B, T, H, Dv]`, and no weights.
+        The output `[1, N, H, Dv]`, and no weights.
     """
-    plan: Sequence[tuple[int, int]] | None = getattr(_engine, "plan", None)
+    plan: Sequence[Segment] | None = getattr(_engine, "plan", None)
     if attention_mask is None or plan is None:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
         return output, None
-    options: dict[str, Any] = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
-    batch, heads, steps, _ = query.shape
-    real = len(plan)
-    result = query.new_zeros(batch, steps, heads, value.shape[-1])
-    if steps == 1:
-        seen = scaled_dot_product_attention(query[:real], key[:real], value[:real], attention_mask[:real], **options)
-        result[:real] = seen.transpose(1, 2)
-        return result, None
-    for row, (pad, length) in enumerate(plan):
-        queries = query[row, :, pad:].transpose(0, 1).unsqueeze(2)
-        keys = key[row, :, :length].expand(steps - pad, -1, -1, -1)
-        values = value[row, :, :length].expand(steps - pad, -1, -1, -1)
-        mask = attention_mask[row, :, pad:, :length].transpose(0, 1).unsqueeze(1)
-        result[row, pad:] = scaled_dot_product_attention(queries, keys, values, mask, **options).squeeze(2)
+    gqa = query.shape[1] != key.shape[1]
+    queries, masks = query[0].transpose(0, 1).unsqueeze(2), attention_mask[0, 0, :, None, None]
+    result = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
+    for at, count, row, rows, length in plan:
+        keys = key[row : row + rows, :, :length].expand(count, -1, -1, -1)
+        values = value[row : row + rows, :, :length].expand(count, -1, -1, -1)
+        mask = masks[at : at + count, ..., :length]
+        seen = scaled_dot_product_attention(
+            queries[at : at + count], keys, values, mask, scale=scaling, enable_gqa=gqa
+        )
+        result[0, at : at + count] = seen.squeeze(2)
     return result, None
 
 
 @contextmanager
-def row_mode(plan: Sequence[tuple[int, int]]) -> Iterator[None]:
+def row_mode(plan: Sequence[Segment]) -> Iterator[None]:
     """Make `row_attention` active in this thread.
 
     Args:
-        plan: `(leading padding tokens, visible length)` of each row that is no padding; attention skips the rest.
+        plan: which queries see which keys; queries in no segment (padding) get zeros.
     """
     _engine.plan = plan
     try:
@@ -128,8 +152,9 @@ def row_exact(model: nn.Module) -> bool | None:
         return None
     shapes = {m.weight.shape: m.weight for m in model.modules() if isinstance(m, nn.Linear)}
     for weight in shapes.values():
-        rows = torch.linspace(-1, 1, 256 * weight.shape[1], dtype=weight.dtype).sin().view(256, -1)
-        whole = linear(rows, weight)
-        if any(not torch.equal(linear(rows[:n], weight), whole[:n]) for n in (MIN_ROWS, 24, 48, 64, 100)):
+        rows = torch.linspace(-9, 9, PASS_ROWS * weight.shape[1], dtype=weight.dtype).sin().view(PASS_ROWS, -1)
+        whole = silu(linear(rows, weight))
+        sizes = {pad_rows(n) for n in range(1, PASS_ROWS)}
+        if any(not torch.equal(silu(linear(rows[:n], weight)), whole[:n]) for n in sizes):
             return False
     return True

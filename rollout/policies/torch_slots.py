@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from agentgym.rollout.policies.torch_rows import KV_BLOCK, MIN_ROWS, round_up
+from agentgym.rollout.policies.torch_rows import KV_BLOCK
 
 
 class SlotCache(Cache):
@@ -33,7 +33,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         width = max(heads * max(key, value) for heads, key, value in shapes)
         self.channels = 2 * len(shapes)
-        self._store = torch.zeros(MIN_ROWS, self.channels, 4 * KV_BLOCK, width, dtype=dtype, device=device)
+        self._store = torch.zeros(8, self.channels, 4 * KV_BLOCK, width, dtype=dtype, device=device)
         self._views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
         self._write = torch.empty(self.channels, 0, dtype=torch.long, device=device)
         self._aim = (0, 0, 0)
@@ -73,22 +73,26 @@ class SlotCache(Cache):
         """Copy the first `length` positions of one slot to another."""
         self._store[target, :, :length] = self._store[source, :, :length]
 
-    def aim(self, first: int, positions: Tensor, real: Tensor | None, length: int) -> None:
+    @property
+    def scratch(self) -> int:
+        """The position where padding tokens write."""
+        return self._store.shape[2] - 1
+
+    def aim(self, first: int, rows: int, slots: Tensor, positions: Tensor, visible: int) -> None:
         """Direct the next forward pass.
 
         Args:
-            first: the first slot; row `r` is slot `first + r`.
-            positions: where each token goes, `[R, T]`, on the CPU.
-            real: which tokens are no padding, `[R, T]` bool; `None` means all.
-            length: number of positions visible to attention, at least every position + 1.
+            first: the first slot that attention sees.
+            rows: number of slots that attention sees.
+            slots: which slot each token goes to, `[N]`, on the CPU.
+            positions: where in that slot, `[N]`, on the CPU.
+            visible: number of positions that attention sees.
         """
         _, channels, capacity, _ = self._store.shape
-        rows = positions.shape[0]
-        where = positions if real is None else torch.where(real, positions, capacity - 1)
-        base = where + torch.arange(first, first + rows).unsqueeze(1) * (channels * capacity)
-        write = base.view(1, -1) + torch.arange(channels).unsqueeze(1) * capacity
+        base = slots * (channels * capacity) + positions
+        write = base + torch.arange(channels).unsqueeze(1) * capacity
         self._write = write.to(self._store.device, non_blocking=True)
-        self._aim = (first, rows, round_up(length, KV_BLOCK))
+        self._aim = (first, rows, visible)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

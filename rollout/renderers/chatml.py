@@ -61,7 +61,7 @@ class ChatMLRenderer(ABC):
             raise BadInput(f"thinking must be 'none', 'empty' or 'full', got {thinking!r}")
         self.thinking = thinking
         self.is_extension = thinking != "full"
-        self.stop_ids = (control[IM_END], control[END_OF_TEXT])
+        self.stop_ids: tuple[int, ...] = (control[IM_END], control[END_OF_TEXT])
         self._control = dict(control)
         self._open_call, self._close_call = control[OPEN_CALL], control[CLOSE_CALL]
         self._end_think = control["</think>"]

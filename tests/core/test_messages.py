@@ -88,8 +88,6 @@ def test_text_and_calls_in_the_order_they_were_written():
         ('{"name": "\\ud800"}', "unpaired surrogate"),
         ('{"name": "f", "arguments": {"a": ' + "[" * 80 + "]" * 80 + "}}", "nested more than 64 levels"),
         ('{"name": "f", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}", "not valid JSON"),
-        ('{"name": "f", "arguments": {"a": NaN}}', "not valid JSON"),
-        ('{"name": "f", "arguments": "{\\"a\\": -Infinity}"}', "must be a JSON object, not a string"),
         ('{"name": "f", "arguments": {"a": ' + "1" * 5000 + "}}", "not valid JSON"),
     ],
 )

@@ -122,6 +122,16 @@ def test_a_parameter_may_have_any_name(name):
     assert spec.parameters["required"] == [name]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_are_finite(value):
+    def weigh(kilos: float) -> str:
+        """Weigh."""
+        return f"{kilos}"
+
+    with pytest.raises(ToolError, match="kilos: Input should be a finite number"):
+        ToolSpec.of(weigh).arguments({"kilos": value})
+
+
 def undocumented(x: int) -> str:
     return str(x)
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 import agentgym as ag
+from agentgym.env import Outcome
 from agentgym.messages import Message, call
 from agentgym.rollout import api
 from agentgym.rollout.policies.base import Completion, FinishReason, Policy, Sampling
@@ -19,6 +20,7 @@ from agentgym.rollout.renderers.bytes import BytesRenderer
 from agentgym.rollout.tree import Tree
 from agentgym.rollout.types import Failure
 from agentgym.rollout.views import Forest
+from agentgym.seeding import Rng
 from agentgym.tasks import Task, TaskSet
 
 ALLOCATORS = ("uniform", "random-tree", "trace")
@@ -51,7 +53,7 @@ class Chatter(ag.ToolEnv):
         type(self).made += 1
         self.open = True
 
-    def begin(self, task: Task, rng: ag.seeding.Rng) -> str:  # type: ignore[name-defined]
+    def begin(self, task: Task, rng: Rng) -> str:
         self.state = {"turns": task.data["turns"], "deep": {"said": [], "thrown": []}, "first": int(rng.integers(1000))}
         return f"Talk for {task.data['turns']} turns. {self.state['first']}"
 
@@ -73,9 +75,9 @@ class Chatter(ag.ToolEnv):
     def hook(self, turn: int) -> None:
         """For subclasses: called in the middle of turn `turn` (1, 2 ...)."""
 
-    def judge(self) -> ag.Outcome:  # type: ignore[name-defined]
+    def judge(self) -> Outcome:
         deep = self.state["deep"]
-        return ag.env.Outcome(sum(deep["said"] + deep["thrown"]) % 2 == 0)  # type: ignore[attr-defined]
+        return Outcome(sum(deep["said"] + deep["thrown"]) % 2 == 0)
 
     def close(self) -> None:
         type(self).closed += self.open
