@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwe
 
 from agentgym.rollout.policies.base import Completion, Sampling
 from agentgym.rollout.policies.kv_cache import common_prefix
+from agentgym.rollout.policies.torch_load import vocab_size
 from agentgym.rollout.policies.torch_policy import TorchPolicy
 from agentgym.seeding import Rng, derive, rng
 
@@ -49,7 +50,8 @@ def random_model() -> PreTrainedModel:
         tie_word_embeddings=True,
         initializer_range=0.08,
     )
-    return Qwen2ForCausalLM(config).eval()
+    model: PreTrainedModel = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    return model.train(False)
 
 
 def plans(count: int, vocab: int) -> list[Plan]:
@@ -96,7 +98,8 @@ def run_generate(model: PreTrainedModel, episodes: list[Plan]) -> int:
         width = max(map(len, contexts))
         ids = torch.tensor([[0] * (width - len(c)) + c for c in contexts], device=model.device)
         mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts], device=model.device)
-        output = model.generate(
+        generate: Any = model.generate
+        output = generate(
             input_ids=ids,
             attention_mask=mask,
             do_sample=True,
@@ -135,7 +138,7 @@ async def policy_rate(model: PreTrainedModel, episodes: list[Plan], repeats: int
 
 def throughput(model: PreTrainedModel, count: int, repeats: int) -> dict[str, float]:
     """Measure the policy and both baselines on `count` concurrent episodes."""
-    episodes = plans(count, model.get_input_embeddings().weight.shape[0])
+    episodes = plans(count, vocab_size(model))
     singles = episodes[:4]
     run_generate(model, singles[:1])
     result = {
@@ -155,7 +158,7 @@ async def tree_saving(model: PreTrainedModel, trees: int = 8) -> dict[str, float
     The theoretical saving is, per request, its longest common prefix with any earlier prompt plus completion.
     """
     policy = TorchPolicy(model)
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocab_size(model)
     stream = rng(0, "bench", "tree")
     seen: list[list[int]] = []
     total = possible = 0
@@ -173,9 +176,7 @@ async def tree_saving(model: PreTrainedModel, trees: int = 8) -> dict[str, float
                 total += len(context)
                 possible += max((common_prefix(context, other) for other in seen), default=0)
                 seen.append(context + list(completion.token_ids))
-            contexts = [
-                c + list(d.token_ids) + _ids(stream, 30, vocab) for c, d in zip(contexts, done, strict=True)
-            ]
+            contexts = [c + list(d.token_ids) + _ids(stream, 30, vocab) for c, d in zip(contexts, done, strict=True)]
         return contexts
 
     for tree in range(trees):
@@ -221,7 +222,7 @@ def main() -> None:
     args = parser.parse_args()
     model: Any = AutoModelForCausalLM.from_pretrained(args.model) if args.model else random_model()
     model = model.to(args.device, torch.float32 if args.device == "cpu" else torch.bfloat16).eval()
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     rows = [throughput(model, count, args.repeats) for count in args.concurrency]
     saving = asyncio.run(tree_saving(model))
     report(rows, saving)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from agentgym.env import CallMode, Outcome
 from agentgym.envs._corpus import corpus
 from agentgym.envs._qa_metrics import exact_match, f1_score
+from agentgym.envs._restate import restate
 from agentgym.errors import EpisodeOver, ToolError
 from agentgym.messages import ChatMessage, Message, call
 from agentgym.seeding import Rng
@@ -107,12 +108,7 @@ class SearchQA(ToolEnv):
     def respond(self, message: Message) -> str | Sequence[ChatMessage]:
         """Execute the calls; while the episode goes on, the last reply ends with the question and the last search."""
         reply = super().respond(message)
-        if self.state.answer is not None:
-            return reply
-        if isinstance(reply, str):
-            return f"{reply}\n{self._status()}"
-        *earlier, last = reply
-        return [*earlier, {"role": last["role"], "content": f"{last['content']}\n{self._status()}"}]
+        return reply if self.state.answer is not None else restate(reply, self._status())
 
     def judge(self) -> Outcome:
         """Compare the answer, if one was given, with the truth."""

@@ -69,7 +69,7 @@ class RunConfig:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    max_tokens: int = 64
+    max_tokens: int = 128
     max_context: int | None = None
     max_episode_tokens: int | None = None
     max_empty: int = 3

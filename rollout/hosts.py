@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from agentgym import seeding, stack
+from agentgym import stack
 from agentgym.env import Env
 from agentgym.errors import DeadlineExceeded, UnsupportedSnapshot
 from agentgym.messages import Message
@@ -79,7 +79,7 @@ class InlineHost:
 
     async def reseed(self, seed: int) -> None:
         """See `Host`."""
-        self._env.unwrapped.np_random = seeding.rng(seed)
+        core_of(self._env)._reseed(seed)
 
     async def close(self) -> None:
         """See `Host`."""
@@ -206,7 +206,7 @@ class AsyncHost:
 
     async def reseed(self, seed: int) -> None:
         """See `Host`."""
-        self._env.np_random = seeding.rng(seed)
+        self._env._reseed(seed)
 
     async def close(self) -> None:
         """See `Host`."""
@@ -231,9 +231,7 @@ class HostPool:
         self._make = make
         self._deadline = deadline
         probe = make()
-        core = probe.unwrapped
-        if not isinstance(core, Env):
-            raise UnsupportedSnapshot(f"{type(core).__name__} is not an agentgym.Env")
+        core = core_of(probe)
         self.calls = core.calls
         self.tools = core.tools
         self.instructions = core.instructions
@@ -270,6 +268,14 @@ class HostPool:
         hosts, self._all, self._idle = self._all, [], []
         for host in hosts:
             await _quietly_close(host)
+
+
+def core_of(env: AnyEnv) -> Env:
+    """Return the env inside all wrappers. Raises `UnsupportedSnapshot` unless it is one of ours."""
+    core = env.unwrapped
+    if not isinstance(core, Env):
+        raise UnsupportedSnapshot(f"{type(core).__name__} is not an agentgym.Env")
+    return core
 
 
 async def _quietly_close(host: Host) -> None:

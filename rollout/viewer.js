@@ -349,9 +349,10 @@
       refused ? el("span", { class: "bad" }, " \u00b7 refused") : null));
     if (message.role === "assistant") box.append(...spoken(String(message.content)));
     else if (message.role === "system") {
+      const text = String(message.content), shown = text.length > 80 ? `${text.slice(0, 80)}\u2026` : text;
       const tools = tree.tools.length ? ` \u00b7 tools: ${tree.tools.join(", ")}` : "";
-      box.append(el("details", {}, el("summary", {}, `${String(message.content).slice(0, 80)}\u2026${tools}`),
-        el("pre", {}, String(message.content))));
+      box.append(el("details", {}, el("summary", {}, `${shown}${tools}`),
+        el("pre", {}, text)));
     } else box.append(el("pre", {}, String(message.content)));
     return box;
   }

@@ -26,7 +26,7 @@ from agentgym.rollout.types import Status
 from agentgym.rollout.views import Forest
 
 FILE = "view.html"
-_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_INERT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
 def write(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -165,7 +165,7 @@ def _tokens(node: Mapping[str, Any]) -> Iterable[int]:
 def _inert(data: Mapping[str, Any]) -> str:
     """Encode JSON that no HTML parser can read anything into; `JSON.parse` gives back the same values."""
     text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-    return text.translate(str.maketrans(_UNSAFE))
+    return text.translate(_INERT)
 
 
 def _template(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgym.cli.output import AsJson, emit
+from agentgym.errors import BadInput
 
 if TYPE_CHECKING:
     from agentgym.testing import CheckReport, Finding
@@ -30,9 +31,12 @@ def envs(as_json: AsJson = False) -> None:
 def _env(env_id: str) -> dict[str, Any]:
     """Describe an env, JSON-safe. One that cannot be loaded says why under `error`: the others are still listed."""
     from agentgym import registry
+    from agentgym.env import Env
 
     try:
         env = registry.make(env_id).unwrapped
+        if not isinstance(env, Env):
+            raise BadInput(f"{type(env).__name__} is not an agentgym.Env")
         found = {
             "id": env_id,
             "summary": _first_line(env),

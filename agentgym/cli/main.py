@@ -74,18 +74,18 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         return app(args, standalone_mode=False, prog_name="agentgym") or OK
     except typer.TyperException as usage:
-        print(_usage(usage), file=sys.stderr)
+        _explain_usage(usage)
         return BAD_INPUT
     except Exception as error:  # boundary: the process ends here
         return _explain(error)
 
 
-def _usage(error: typer.TyperException) -> str:
-    """Say what is wrong with the arguments, in one line; for a bare `agentgym`, the help."""
+def _explain_usage(error: typer.TyperException) -> None:
+    """Print what is wrong with the arguments in one line; nothing for a bare `agentgym`, which printed its help."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError" or context is None:
-        return error.format_message()
-    return f"error: {error.format_message()} (see {context.command_path} --help)"
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    if message := error.format_message():
+        print(f"error: {message}{hint}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> int:

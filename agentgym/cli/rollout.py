@@ -68,7 +68,7 @@ def rollout(
         int | None, Option(help="Most probable tokens kept; 0: all.", show_default="0", rich_help_panel=POLICY)
     ] = None,
     max_tokens: Annotated[
-        int | None, Option(help="Sampled tokens of one message.", show_default="64", rich_help_panel=POLICY)
+        int | None, Option(help="Sampled tokens of one message.", show_default="128", rich_help_panel=POLICY)
     ] = None,
     allocator: Annotated[
         str | None,
@@ -178,7 +178,7 @@ def _progress(plan: RunConfig) -> Iterator[Callable[[Progress], None]]:
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TextColumn("leaves"),
         TextColumn("success {task.fields[success]}"),
@@ -186,7 +186,7 @@ def _progress(plan: RunConfig) -> Iterator[Callable[[Progress], None]]:
         TimeElapsedColumn(),
     )
     with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
-        line = bar.add_task(f"{plan.env} · {plan.allocator}", total=plan.budget, success="-", failed=0)
+        line = bar.add_task(plan.env.rpartition("/")[2], total=plan.budget, success="-", failed=0)
 
         def update(now: Progress) -> None:
             success = f"{now.successes / now.leaves:.0%}" if now.leaves else "-"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Full
 from typing import TypeAlias
 
 import numpy as np
@@ -118,7 +121,9 @@ class BatchMaker:
         return Batch(np.array(self._prefix), batch_ids, batch_weights)
 
 
-def background(makers: Sequence[BatchMaker], starts: Sequence[int]) -> Iterator[tuple[list[int], list[Batch]]]:
+def background(
+    makers: Sequence[BatchMaker], starts: Sequence[int]
+) -> Generator[tuple[list[int], list[Batch]], None, None]:
     """Yield `(pool indices, batches)`, one batch of each maker, made by another process.
 
     That process ends when this generator is closed.
@@ -136,6 +141,14 @@ def background(makers: Sequence[BatchMaker], starts: Sequence[int]) -> Iterator[
         queue.close()
 
 
-def _produce(makers: Sequence[BatchMaker], starts: Sequence[int], queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+def _produce(makers: Sequence[BatchMaker], starts: Sequence[int], queue: Queue[tuple[list[int], list[Batch]]]) -> None:
+    parent = os.getppid()
     for items in zip(*(maker.stream(start) for maker, start in zip(makers, starts, strict=True)), strict=True):
-        queue.put(([index for index, _ in items], [batch for _, batch in items]))
+        step = [index for index, _ in items], [batch for _, batch in items]
+        while True:
+            try:
+                queue.put(step, timeout=5)
+                break
+            except Full:
+                if os.getppid() != parent:  # the trainer was killed
+                    return

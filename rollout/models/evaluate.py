@@ -1,6 +1,6 @@
 """Measure a policy on an env: per difficulty level and over the default mix, beside a random valid player.
 
-    python -m agentgym.rollout.models.evaluate --model tiny --env agentgym/Countdown-v0 --tasks 100 --samples 16
+python -m agentgym.rollout.models.evaluate --model tiny --env agentgym/Countdown-v0 --tasks 100 --samples 16
 """
 
 from __future__ import annotations

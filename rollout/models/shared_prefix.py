@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def hidden_states(model: Any, prefix: Tensor, rows: Tensor, *, half: bool = False) -> Tensor:
+def hidden_states(model: Any, prefix: Tensor, rows: Tensor) -> Tensor:
     """Return the last hidden states of `rows` after `prefix`.
 
     Args:
         model: a `Qwen2ForCausalLM` without sliding windows, one key/value head for each query head.
         prefix: `[P]` token ids, P >= 1.
         rows: `[B, T]` token ids, padded on the right.
-        half: multiply matrices in bfloat16 (fast where the CPU has AMX); everything else stays float32.
 
     Returns:
         `[B, T, C]` float32; the first position of a row is the token right after the prefix.
@@ -35,12 +34,12 @@ def hidden_states(model: Any, prefix: Tensor, rows: Tensor, *, half: bool = Fals
     for layer in model.model.layers:
         h = _norm(x, layer.input_layernorm)
         a = layer.self_attn
-        q, k, v = (_linear(h, part, half).view(len(x), -1, head) for part in (a.q_proj, a.k_proj, a.v_proj))
+        q, k, v = (part(h).view(len(x), -1, head) for part in (a.q_proj, a.k_proj, a.v_proj))
         mixed = _attend(_turned(q, cos, sin), _turned(k, cos, sin), v, shape)
-        x = x + _linear(mixed, a.o_proj, half)
+        x = x + a.o_proj(mixed)
         h = _norm(x, layer.post_attention_layernorm)
         m = layer.mlp
-        x = x + _linear(F.silu(_linear(h, m.gate_proj, half)) * _linear(h, m.up_proj, half), m.down_proj, half)
+        x = x + m.down_proj(F.silu(m.gate_proj(h)) * m.up_proj(h))
     return _norm(x[len(prefix) :], model.model.norm).view(count, length, -1)
 
 
@@ -54,13 +53,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, shape: tuple[int, int, int, int, in
     q, k, v = (t.transpose(1, 2) for t in full)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
     return torch.cat([mixed[0, :size], mixed[:, size:].reshape(count * length, heads, head)]).flatten(1)
-
-
-def _linear(x: Tensor, layer: Any, half: bool) -> Tensor:
-    if not half:
-        return F.linear(x, layer.weight, layer.bias)
-    out = F.linear(x.bfloat16(), layer.weight.bfloat16()).float()
-    return out if layer.bias is None else out + layer.bias
 
 
 def _norm(x: Tensor, layer: Any) -> Tensor:

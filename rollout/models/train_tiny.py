@@ -14,13 +14,14 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.nn import functional as F
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from agentgym import seeding
 from agentgym.rollout.models.batches import CONTEXT_WEIGHT, Batch, BatchMaker, Source, background
@@ -34,6 +35,8 @@ SOURCES = (
     Source("agentgym/Blocksworld-v0", 0.3, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
     Source("agentgym/SearchQA-v0", 0.35, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
 )
+_Architecture: Any = transformers.Qwen2ForCausalLM
+_Generation: Any = transformers.GenerationConfig
 HIDDEN, LAYERS, HEAD_SIZE, MLP = 128, 4, 32, 384
 MAX_CONTEXT = 4096
 BATCH_TOKENS = 2048
@@ -58,7 +61,7 @@ class Progress:
 
 def make_model(renderer: Qwen3Renderer, *, hidden: int = HIDDEN, layers: int = LAYERS, mlp: int = MLP) -> Any:
     """Return a fresh Qwen2 model for the renderer's tokenizer, float32."""
-    config = Qwen2Config(
+    config = transformers.Qwen2Config(
         vocab_size=renderer.vocab_size,
         hidden_size=hidden,
         intermediate_size=mlp,
@@ -71,17 +74,17 @@ def make_model(renderer: Qwen3Renderer, *, hidden: int = HIDDEN, layers: int = L
         eos_token_id=list(renderer.stop_ids),
         pad_token_id=renderer.stop_ids[1],
     )
-    return Qwen2ForCausalLM(config)
+    return _Architecture(config)
 
 
 def save_model(model: Any, source: Path, folder: Path) -> None:
     """Write a Hugging Face folder with bfloat16 weights; the tokenizer files are copied from `source`."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    half = Qwen2ForCausalLM(model.config).to(torch.bfloat16)
+    half = _Architecture(model.config).to(torch.bfloat16)
     half.load_state_dict(state)
     stop = list(model.config.eos_token_id)
-    half.generation_config = GenerationConfig(
+    half.generation_config = _Generation(
         do_sample=True, temperature=1.0, eos_token_id=stop, pad_token_id=model.config.pad_token_id
     )
     half.save_pretrained(folder)
@@ -89,21 +92,20 @@ def save_model(model: Any, source: Path, folder: Path) -> None:
         (folder / name).write_bytes((source / name).read_bytes())
 
 
-def loss_of(model: Any, batch: Batch, keep: torch.Generator, *, half: bool) -> torch.Tensor:
+def loss_of(model: Any, batch: Batch, keep: torch.Generator) -> torch.Tensor:
     """Return the weighted mean loss of a batch in nats, `[]`.
 
     Args:
         model: a Qwen2 model.
         batch: rows of one env.
         keep: draws the context targets to compute (`CONTEXT_KEPT` of them).
-        half: multiply matrices in bfloat16.
     """
     ids = torch.from_numpy(batch.ids)
     weights = torch.from_numpy(batch.weights)[:, 1:]
     kept = torch.rand(weights.shape, generator=keep) < CONTEXT_KEPT
     weights = torch.where(weights == CONTEXT_WEIGHT, weights * kept / CONTEXT_KEPT, weights)
     rows, columns = weights.nonzero(as_tuple=True)
-    hidden = hidden_states(model, torch.from_numpy(batch.prefix), ids[:, :-1], half=half)[rows, columns]
+    hidden = hidden_states(model, torch.from_numpy(batch.prefix), ids[:, :-1])[rows, columns]
     losses = F.cross_entropy(model.lm_head(hidden), ids[rows, columns + 1], reduction="none")
     chosen = weights[rows, columns]
     return (losses * chosen).sum() / chosen.sum()
@@ -129,19 +131,62 @@ def held_out(model: Any, batches: Sequence[Batch]) -> tuple[float, float]:
     return nats / tokens, exact / turns
 
 
-def train(
-    out: Path,
-    minutes: float,
-    *,
-    seed: int,
-    save_every: float,
-    hidden: int,
-    layers: int,
-    mlp: int,
-    half: bool,
-    resume: bool,
-) -> None:
-    """Train for `minutes` of wall-clock time, saving a model folder every `save_every` minutes."""
+@dataclass(slots=True)
+class Run:
+    """A training run: everything that a checkpoint restores, and where it is kept."""
+
+    out: Path
+    model: Any
+    optimizer: torch.optim.AdamW
+    progress: Progress
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer files."""
+        return self.out / "tokenizer"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What `--resume` reads."""
+        return self.out / "checkpoint.pt"
+
+    def restore(self) -> None:
+        """Load the checkpoint, if there is one."""
+        if self.checkpoint.is_file():
+            saved = torch.load(self.checkpoint, weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.progress = Progress(**saved["progress"])
+
+    def save(self, name: str) -> None:
+        """Write the model folder `name`, and the checkpoint in one piece."""
+        folder = self.out / name
+        save_model(self.model, self.tokenizer, folder)
+        (folder / "training.json").write_text(json.dumps(asdict(self.progress)) + "\n")
+        partial = self.checkpoint.with_suffix(".part")
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save({**state, "progress": asdict(self.progress)}, partial)
+        partial.replace(self.checkpoint)
+
+    def step(self, batches: Sequence[Batch], rate: float, keep: torch.Generator) -> float:
+        """Update once with a batch of each source. Returns the loss, weighted by the sources' shares, in nats."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        total = 0.0
+        for source, batch in zip(SOURCES, batches, strict=True):
+            loss = source.share * loss_of(self.model, batch, keep)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.progress.steps += 1
+        self.progress.tokens += sum(batch.ids.size for batch in batches)
+        return total
+
+
+def begin(out: Path, *, seed: int, hidden: int, layers: int, mlp: int) -> Run:
+    """Return a fresh run; the tokenizer is trained unless `out` holds one."""
     torch.manual_seed(seed)
     folder = out / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
@@ -149,69 +194,49 @@ def train(
         players = [(TraceMaker(s.env_id), seeding.rng(seed, "tokenizer", s.env_id)) for s in SOURCES]
         traces = [player.draw(rng) for player, rng in players for _ in range(TOKENIZER_TRACES)]
         save_tokenizer(build_tokenizer(traces), folder)
-    renderer = Qwen3Renderer(folder)
-    model = make_model(renderer, hidden=hidden, layers=layers, mlp=mlp)
+    model = make_model(Qwen3Renderer(folder), hidden=hidden, layers=layers, mlp=mlp)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    progress = Progress()
-    checkpoint = out / "checkpoint.pt"
-    if resume and checkpoint.is_file():
-        saved = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        progress = Progress(**saved["progress"])
-    _say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {renderer.vocab_size} tokens")
-    probes = [_probe(source, folder, seed) for source in SOURCES]
-    makers = [BatchMaker(source, folder, tokens=BATCH_TOKENS, seed=seed) for source in SOURCES]
+    return Run(out, model, optimizer, Progress())
+
+
+def train(run: Run, minutes: float, *, seed: int, save_every: float) -> None:
+    """Train until `minutes` of wall-clock time have passed in all, saving every `save_every` minutes."""
+    probes = [_probe(source, run.tokenizer, seed) for source in SOURCES]
+    makers = [BatchMaker(source, run.tokenizer, tokens=BATCH_TOKENS, seed=seed) for source in SOURCES]
+    keep = torch.Generator().manual_seed(seed)
+    progress = run.progress
     started = time.monotonic() - progress.seconds
     next_save = progress.seconds + save_every * 60
-    keep = torch.Generator().manual_seed(seed)
     average = 0.0
-    stream = background(makers, progress.pools)
-    for pools, batches in stream:
-        progress.pools, progress.seconds = pools, time.monotonic() - started
-        done = progress.seconds / 60 / minutes
-        if done >= 1:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * _rate(progress.steps, done)
-        optimizer.zero_grad()
-        total = 0.0
-        for source, batch in zip(SOURCES, batches, strict=True):
-            loss = source.share * loss_of(model, batch, keep, half=half)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        progress.steps += 1
-        progress.tokens += sum(batch.ids.size for batch in batches)
-        average = 0.98 * average + 0.02 * total if average else total
-        if progress.steps % REPORT_EVERY == 0:
-            per_env = "  ".join("{:.3f}/{:.2f}".format(*held_out(model, probe)) for probe in probes)
-            speed = progress.tokens / progress.seconds
-            _say(
-                f"{progress.steps} {progress.seconds / 60:.1f} min {progress.tokens / 1e6:.2f}M tokens {speed:.0f}/s "
-                f"loss {average:.3f}  nats/exact: {per_env}"
-            )
-        if progress.seconds >= next_save:
-            next_save += save_every * 60
-            _save(model, optimizer, progress, folder, out / f"minute-{round(progress.seconds / 60):03d}", checkpoint)
-    stream.close()
-    _save(model, optimizer, progress, folder, out / "final", checkpoint)
-    _say(f"done: {progress.steps} steps, {progress.tokens / 1e6:.2f}M tokens; the model is in {out / 'final'}")
+    with closing(background(makers, progress.pools)) as stream:
+        for progress.pools, batches in stream:
+            progress.seconds = time.monotonic() - started
+            done = progress.seconds / 60 / minutes
+            if done >= 1:
+                break
+            loss = run.step(batches, PEAK_RATE * _rate(progress.steps, done), keep)
+            average = 0.98 * average + 0.02 * loss if average else loss
+            if progress.steps % REPORT_EVERY == 0:
+                _report(run, average, probes)
+            if progress.seconds >= next_save:
+                next_save += save_every * 60
+                run.save(f"minute-{round(progress.seconds / 60):03d}")
+    run.save("final")
+    _say(f"done: {progress.steps} steps, {progress.tokens / 1e6:.2f}M tokens; the model is in {run.out / 'final'}")
+
+
+def _report(run: Run, loss: float, probes: Sequence[Sequence[Batch]]) -> None:
+    p = run.progress
+    per_env = "  ".join("{:.3f}/{:.2f}".format(*held_out(run.model, probe)) for probe in probes)
+    _say(
+        f"{p.steps} {p.seconds / 60:.1f} min {p.tokens / 1e6:.2f}M tokens {p.tokens / p.seconds:.0f}/s "
+        f"loss {loss:.3f}  nats/exact: {per_env}"
+    )
 
 
 def _probe(source: Source, folder: Path, seed: int) -> list[Batch]:
     maker = BatchMaker(source, folder, tokens=BATCH_TOKENS, seed=seed, split="validation", mistakes=0.0)
     return [batch for index in range(HELD_OUT_POOLS) for batch in maker.pool(index)]
-
-
-def _save(model: Any, optimizer: Any, progress: Progress, source: Path, folder: Path, checkpoint: Path) -> None:
-    save_model(model, source, folder)
-    state = {name: getattr(progress, name) for name in Progress.__slots__}
-    (folder / "training.json").write_text(json.dumps(state) + "\n")
-    partial = checkpoint.with_suffix(".part")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": state}, partial)
-    partial.replace(checkpoint)
 
 
 def _rate(step: int, done: float) -> float:
@@ -245,21 +270,14 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=HIDDEN, help="hidden size, a multiple of 32")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--mlp", type=int, default=MLP, help="intermediate size")
-    parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16 (only on a CPU with AMX)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    train(
-        args.out,
-        args.minutes,
-        seed=args.seed,
-        save_every=args.save_every,
-        hidden=args.hidden,
-        layers=args.layers,
-        mlp=args.mlp,
-        half=args.bf16,
-        resume=args.resume,
-    )
+    run = begin(args.out, seed=args.seed, hidden=args.hidden, layers=args.layers, mlp=args.mlp)
+    if args.resume:
+        run.restore()
+    _say(f"{sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters, {run.model.vocab_size} tokens")
+    train(run, args.minutes, seed=args.seed, save_every=args.save_every)
 
 
 if __name__ == "__main__":

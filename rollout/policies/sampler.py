@@ -68,6 +68,7 @@ def sample(
     drawn = torch.searchsorted(cdf, target, right=True).clamp_(max=raw.shape[-1] - 1)
     _override(drawn, raw, sampling, forced)
     chosen = scaled.log_softmax(-1).gather(-1, drawn) - _column(kept, raw)
+    chosen.clamp_(max=0.0)
     return Drawn(drawn[:, 0].tolist(), chosen[:, 0].to(torch.float32).tolist(), _tops(raw, sampling))
 
 

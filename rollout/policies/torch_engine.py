@@ -163,7 +163,7 @@ class Engine:
         try:
             with torch.inference_mode():
                 while self._stopped is None:
-                    if not (self._active or self._waiting or self._inbox):
+                    if not (self._active or self._waiting or self._inbox or self._swaps):
                         self._wake.wait()
                     self._wake.clear()
                     self._round()

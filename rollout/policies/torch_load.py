@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentgym.errors import BadInput
@@ -44,8 +44,21 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype) -> Pr
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     except Exception as error:  # boundary: transformers raises many kinds for damaged folders
         raise BadInput(f"cannot load the model in {str(folder)!r}: {type(error).__name__}: {error}") from error
-    moved: PreTrainedModel = model.to(device)
-    return moved
+    return on_device(model, device, dtype)
+
+
+def on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Move and cast a model in place."""
+    nn.Module.to(model, device, dtype)
+    return model
+
+
+def vocab_size(model: PreTrainedModel) -> int:
+    """Return the number of token ids that the model can read."""
+    table = model.get_input_embeddings().weight
+    if not isinstance(table, Tensor):
+        raise BadInput(f"{type(model).__name__} has no table of input embeddings")
+    return table.shape[0]
 
 
 def digest(model: nn.Module) -> str:

@@ -20,7 +20,7 @@ from agentgym.rollout.policies.base import Completion, Sampling
 from agentgym.rollout.policies.kv_cache import PrefixTrie
 from agentgym.rollout.policies.sampler import uniforms
 from agentgym.rollout.policies.torch_engine import Engine, Request
-from agentgym.rollout.policies.torch_load import context_limit, digest, load_model, pick_device
+from agentgym.rollout.policies.torch_load import context_limit, digest, load_model, on_device, pick_device
 from agentgym.rollout.policies.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class TorchPolicy:
             name = name or Path(model).expanduser().resolve().name
             loaded = load_model(model, target, wanted)
         else:
-            loaded = model.to(target, wanted)
+            loaded = on_device(model, target, wanted)
         return cls(
             loaded, name=name, max_batch=max_batch, cache_bytes=cache_bytes, max_context=max_context, threads=threads
         )

@@ -55,14 +55,14 @@ class Segment(NamedTuple):
 
     Attributes:
         at: the first query.
-        count: number of queries.
+        size: number of queries.
         row: the first key/value row.
-        rows: 1 if all queries see the same row, `count` if each sees its own.
+        rows: 1 if all queries see the same row, `size` if each sees its own.
         length: number of keys seen (padding included).
     """
 
     at: int
-    count: int
+    size: int
     row: int
     rows: int
     length: int
@@ -104,14 +104,12 @@ def row_attention(
     gqa = query.shape[1] != key.shape[1]
     queries, masks = query[0].transpose(0, 1).unsqueeze(2), attention_mask[0, 0, :, None, None]
     result = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
-    for at, count, row, rows, length in plan:
-        keys = key[row : row + rows, :, :length].expand(count, -1, -1, -1)
-        values = value[row : row + rows, :, :length].expand(count, -1, -1, -1)
-        mask = masks[at : at + count, ..., :length]
-        seen = scaled_dot_product_attention(
-            queries[at : at + count], keys, values, mask, scale=scaling, enable_gqa=gqa
-        )
-        result[0, at : at + count] = seen.squeeze(2)
+    for at, size, row, rows, length in plan:
+        keys = key[row : row + rows, :, :length].expand(size, -1, -1, -1)
+        values = value[row : row + rows, :, :length].expand(size, -1, -1, -1)
+        mask = masks[at : at + size, ..., :length]
+        seen = scaled_dot_product_attention(queries[at : at + size], keys, values, mask, scale=scaling, enable_gqa=gqa)
+        result[0, at : at + size] = seen.squeeze(2)
     return result, None
 
 
@@ -130,11 +128,11 @@ def row_mode(plan: Sequence[Segment]) -> Iterator[None]:
 
 
 def install_row_attention(model: PreTrainedModel) -> bool:
-    """Switch a model that attends by `sdpa` to `row_attention`; return whether it was switched.
+    """Switch a model that attends by `sdpa` to `row_attention`; return whether it uses that now.
 
     Models with another attention (eager only, sinks, ALiBi) keep theirs and are not row-exact.
     """
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation not in ("sdpa", ATTENTION):
         return False
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, row_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
@@ -151,10 +149,12 @@ def row_exact(model: nn.Module) -> bool | None:
     if sum(p.numel() for p in model.parameters()) > _PROBE_BELOW:
         return None
     shapes = {m.weight.shape: m.weight for m in model.modules() if isinstance(m, nn.Linear)}
-    for weight in shapes.values():
-        rows = torch.linspace(-9, 9, PASS_ROWS * weight.shape[1], dtype=weight.dtype).sin().view(PASS_ROWS, -1)
-        whole = silu(linear(rows, weight))
-        sizes = {pad_rows(n) for n in range(1, PASS_ROWS)}
-        if any(not torch.equal(silu(linear(rows[:n], weight)), whole[:n]) for n in sizes):
+    inner = {inputs for _, inputs in shapes}
+    sizes = {pad_rows(n) for n in range(1, PASS_ROWS)}
+    for (outputs, inputs), weight in shapes.items():
+        rows = torch.linspace(-9, 9, PASS_ROWS * inputs, dtype=weight.dtype).sin().view(PASS_ROWS, inputs)
+        act = silu if outputs in inner else nn.Identity()
+        whole = act(linear(rows, weight))
+        if any(not torch.equal(act(linear(rows[:n], weight)), whole[:n]) for n in sizes):
             return False
     return True

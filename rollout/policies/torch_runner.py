@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from agentgym.errors import BadInput
+from agentgym.rollout.policies.torch_load import vocab_size
 from agentgym.rollout.policies.torch_rows import (
     KV_BLOCK,
     MIN_ROWS,
@@ -57,8 +58,8 @@ class ModelRunner:
         Raises:
             BadInput: the model cannot be run this way; the message carries the reason.
         """
-        self.model = model.eval()
-        self.vocab = int(model.get_input_embeddings().weight.shape[0])
+        self.model = model.train(False)
+        self.vocab = vocab_size(model)
         self._packed = model.device.type == "cpu" and install_row_attention(model)
         self.exact = row_exact(model) if self._packed else False
         self._keep = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -114,7 +115,10 @@ class ModelRunner:
 
         `together`: the pieces are single tokens of consecutive slots, and attention runs on all of them at once.
         """
-        tokens, slots, positions, ends = [], [], [], []
+        tokens: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        ends: list[int] = []
         first, rows = pieces[0].slot, pieces[-1].slot - pieces[0].slot + 1
         visible = round_up(max(piece.stop for piece in pieces), KV_BLOCK)
         plan = [Segment(0, len(pieces), 0, rows, visible)] if together else []
@@ -178,9 +182,14 @@ class ModelRunner:
         ids = [(7 * i + 3) % self.vocab for i in range(count)]
         plain = model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
         cache = plain.past_key_values
-        if not isinstance(cache, DynamicCache) or any(layer.keys is None for layer in cache.layers):
-            raise BadInput(f"{type(model).__name__} keeps a state other than keys and values ({type(cache).__name__})")
-        shapes = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers]
+        layers = cache.layers if isinstance(cache, DynamicCache) else []
+        shapes = [
+            (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+            for layer in layers
+            if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+        ]
+        if not shapes or len(shapes) < len(layers):
+            raise BadInput(f"{type(model).__name__} keeps a state other than keys and values in each layer")
         self._slots = SlotCache(shapes, model.dtype, model.device)
         got = [self.prefill(0, [ids[: count - 2]], [0])]
         got += [self.decode(ids[i : i + 1], [i]) for i in (count - 2, count - 1)]
@@ -194,7 +203,7 @@ class ModelRunner:
         """Copy checked weights into the model."""
         with torch.inference_mode(False), torch.no_grad():
             self.model.load_state_dict(dict(state), strict=False)
-        self.model.eval()
+        self.model.train(False)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse weights that are not exactly this model's.

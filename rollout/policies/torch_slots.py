@@ -120,7 +120,7 @@ class SlotCache(Cache):
         first, rows, length = self._aim
         heads, size = states.shape[1], states.shape[3]
         seen = self._store[first : first + rows, channel, :length, : heads * size]
-        return seen.unflatten(-1, (heads, size)).transpose(1, 2)
+        return seen.view(rows, length, heads, size).transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: positions and masks are always given, so no model may derive them from the cache."""

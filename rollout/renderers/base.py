@@ -41,9 +41,7 @@ class Renderer(Protocol):
         """
         ...
 
-    def reply(
-        self, messages: Sequence[ChatMessage], *, last: int | None, truncated: bool = False
-    ) -> list[int] | None:
+    def reply(self, messages: Sequence[ChatMessage], *, last: int | None, truncated: bool = False) -> list[int] | None:
         """Render what follows a sampled message: its closer if it lacks one, the env's messages, generation prompt.
 
         Args:

@@ -100,9 +100,7 @@ class ChatMLRenderer(ABC):
         ids += self._turns(messages[1:] if has_system else messages)
         return ids + self._generation
 
-    def reply(
-        self, messages: Sequence[ChatMessage], *, last: int | None, truncated: bool = False
-    ) -> list[int] | None:
+    def reply(self, messages: Sequence[ChatMessage], *, last: int | None, truncated: bool = False) -> list[int] | None:
         """Render what follows a sampled message; see `Renderer.reply`.
 
         With `thinking="full"` it is `None` after a user message (earlier thinking is dropped) and after a truncated

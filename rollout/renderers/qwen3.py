@@ -49,13 +49,15 @@ class Qwen3Renderer(ChatMLRenderer):
 
     def _encode_now(self, text: str) -> list[int]:
         try:
-            return self._plain.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+            return ids
         except TypeError:  # what tokenizers raises for lone surrogates
             return self._encode_now(text.encode("utf-8", "replace").decode())
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, control tokens included; incomplete UTF-8 becomes U+FFFD."""
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
 
 def load_tokenizer(source: str | Path | Tokenizer) -> Tokenizer:

@@ -58,7 +58,6 @@ def test_every_command_is_in_the_readme(command):
 
 
 def test_version(cli):
-    assert cli("--version") == cli("--version")
     assert cli("--version").out == f"{agentgym.__version__}\n"
 
 
@@ -89,7 +88,7 @@ def test_envs_lists_the_others_when_one_cannot_be_loaded(cli):
     agentgym.register("test/Broken-v0", "no.such.module:Env")
     try:
         found = {entry["id"]: entry["error"] for entry in cli("envs", "--json").json["envs"]}
-        assert "no.such.module" in found.pop("test/Broken-v0") or found
+        assert found.pop("test/Broken-v0") == "ModuleNotFoundError: No module named 'no'"
         assert set(found.values()) == {None}
         assert "test/Broken-v0  cannot be loaded: ModuleNotFoundError" in cli("envs").out
     finally:
@@ -254,7 +253,7 @@ def test_the_command_line_wins_over_yaml(cli, scripted):
 def test_default_folder_is_a_plain_name():
     plan = RunConfig(env="a:b/Till-v0", allocator="shop.alloc:Flip", seed=3)
     assert str(default_folder(plan)) == "runs/Till-v0-Flip-3"
-    assert str(default_folder(RunConfig(env="x/..v1 \n-v0"))) == "runs/..v1-v0-uniform-0"
+    assert str(default_folder(RunConfig(env="x/..v1 \n-v0"))) == "runs/..v1--v0-uniform-0"
 
 
 def test_values_of_pairs_are_read_as_yaml():

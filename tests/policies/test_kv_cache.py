@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agentgym.errors import BadInput
-from agentgym.rollout.policies.kv_cache import PrefixTrie, common_prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from agentgym.errors import BadInput
+from agentgym.rollout.policies.kv_cache import PrefixTrie, common_prefix
 
 TOKEN_BYTES = 2 * 3 * 8
 """Spans in these tests are `[2, n, 3]` int64."""

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from agentgym.rollout.policies.base import Sampling
-from agentgym.rollout.policies.sampler import sample, uniforms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from agentgym.rollout.policies.base import Sampling
+from agentgym.rollout.policies.sampler import sample, uniforms
 
 
 def draw(logits: Tensor, how: Sampling, u: float, forced: int | None = None) -> tuple[int, float]:

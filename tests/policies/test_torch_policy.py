@@ -12,10 +12,6 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from agentgym.errors import BadInput, PolicyError
-from agentgym.rollout.policies.base import Completion, FinishReason, Policy, Sampling
-from agentgym.rollout.policies.torch_policy import TorchPolicy
-from agentgym.seeding import derive, rng
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -35,6 +31,11 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from agentgym.errors import BadInput, PolicyError
+from agentgym.rollout.policies.base import Completion, FinishReason, Policy, Sampling
+from agentgym.rollout.policies.torch_policy import TorchPolicy
+from agentgym.seeding import derive, rng
 
 T = TypeVar("T")
 VOCAB = 97
@@ -83,6 +84,12 @@ def plain_logprobs(model: PreTrainedModel, prompt: list[int], tokens: Sequence[i
     return picked
 
 
+async def started(policy: TorchPolicy) -> None:
+    """Wait until the engine thread has begun to compute."""
+    while not policy.stats().steps:  # noqa: ASYNC110 (the engine offers no event)
+        await asyncio.sleep(0.001)
+
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": small,
     "qwen2-gqa": lambda: small(num_attention_heads=4, num_key_value_heads=2),
@@ -114,7 +121,9 @@ def test_logprobs_are_those_of_the_plain_forward_pass(name: str) -> None:
 def test_greedy_equals_generate() -> None:
     model, prompt = small(), ids(20, "greedy")
     done = one(prompt, Sampling(temperature=0, max_tokens=12), model)
-    plain = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, pad_token_id=0, eos_token_id=None)
+    plain = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=12, pad_token_id=0, eos_token_id=None
+    )
     assert list(done.token_ids) == plain[0, 20:].tolist()
 
 
@@ -196,8 +205,8 @@ def test_continuation_and_branch_reuse_the_path_and_other_tasks_the_system_promp
     system, how = ids(50, "system"), Sampling(max_tokens=5)
 
     async def play(policy: TorchPolicy) -> tuple[Completion, ...]:
-        first = await policy.generate(system + [1, 2], how, seed=0)
-        path = system + [1, 2, *first.token_ids]
+        first = await policy.generate([*system, 1, 2], how, seed=0)
+        path = [*system, 1, 2, *first.token_ids]
         deeper = await policy.generate([*path, 7, 8], how, seed=1)
         branch = await policy.generate([*path[:-2], 9], how, seed=2)
         other = await policy.generate(system + [3] * 30, how, seed=3)
@@ -323,8 +332,7 @@ def test_logits_that_are_not_finite_are_a_policy_error() -> None:
 def test_cancelling_frees_the_slot() -> None:
     async def play(policy: TorchPolicy) -> Completion:
         endless = asyncio.create_task(policy.generate(ids(5), Sampling(max_tokens=200), seed=0))
-        while not policy.stats().steps:
-            await asyncio.sleep(0.001)
+        await started(policy)
         endless.cancel()
         with pytest.raises(asyncio.CancelledError):
             await endless
@@ -347,8 +355,7 @@ def test_more_requests_than_slots() -> None:
 def test_close_is_idempotent_fails_what_runs_and_refuses_more() -> None:
     async def play(policy: TorchPolicy) -> None:
         running = asyncio.create_task(policy.generate(ids(5), Sampling(max_tokens=200), seed=0))
-        while not policy.stats().steps:
-            await asyncio.sleep(0.001)
+        await started(policy)
         await policy.aclose()
         await policy.aclose()
         with pytest.raises(PolicyError, match="closed"):
@@ -434,21 +441,21 @@ def test_new_weights_wait_for_running_requests_and_empty_the_cache(tmp_path: Pat
     new = small(seed=1)
     new.save_pretrained(tmp_path)
     prompt, how = ids(30), Sampling(max_tokens=40)
+    by_old, by_new = list(one(prompt, how).token_ids), list(one(prompt, how, small(seed=1)).token_ids)
 
     async def play(policy: TorchPolicy) -> None:
         before = policy.describe()["model_digest"]
         running = asyncio.create_task(policy.generate(prompt, how, seed=0))
-        while not policy.stats().steps:
-            await asyncio.sleep(0.001)
+        await started(policy)
         swap = asyncio.create_task(policy.load_weights(tmp_path, version=3))
         await asyncio.sleep(0)
         old = await running
         await swap
         assert old.policy_version == 0
-        assert (list(old.token_ids)) == list(one(prompt, how).token_ids)
+        assert list(old.token_ids) == by_old
         done = await policy.generate(prompt, how, seed=0)
         assert (done.policy_version, policy.policy_version, done.cached) == (3, 3, 0)
-        assert list(done.token_ids) == list(one(prompt, how, small(seed=1)).token_ids)
+        assert list(done.token_ids) == by_new
         assert policy.describe()["model_digest"] != before
 
     with_policy(play)

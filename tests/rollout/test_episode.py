@@ -93,7 +93,8 @@ def test_the_sampling_of_each_node_is_what_was_asked_for():
     policy = lab.Around()
     (tree,) = lab.run(Long, policy=policy, tasks=1, budget=1, allocator_options={"n": 1}, max_episode_tokens=100).trees
     limits = [tree.samplings[tree.sampling[node]].max_tokens for node in range(1, tree.n_nodes)]
-    assert limits == [s.max_tokens for s in policy.samplings] == [100, 100 - tree.n_sampled[1]]
+    left = [100 - tree.sampled_on_path(tree.parent[node]) for node in range(1, tree.n_nodes)]
+    assert limits == [s.max_tokens for s in policy.samplings] == left
 
 
 # --- branching ----------------------------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ def broken(where):
             elif where == "infinite":
                 self.add_reward("broken", math.inf)
             elif where == "snapshot":
-                self.state["deep"]["lambda"] = [lambda: None]
+                self.state["odd"] = [lambda: None]
             elif where == "judge":
                 self.state["judge"] = 1 / 2
                 self.finish()
