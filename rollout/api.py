@@ -19,6 +19,7 @@ from agentgym.rollout import manifest as manifests
 from agentgym.rollout import records
 from agentgym.rollout.allocators import make_allocator
 from agentgym.rollout.allocators.base import Allocator
+from agentgym.rollout.allocators.options import require_allocator
 from agentgym.rollout.config import RunConfig
 from agentgym.rollout.episode import Setting
 from agentgym.rollout.hosts import HostPool
@@ -38,8 +39,8 @@ _DIGESTED_TASKS = 64
 def rollout(
     env: str | RunConfig,
     *,
-    policy: str | Policy = "tiny",
-    allocator: str | Allocator = "uniform",
+    policy: str | Policy | None = None,
+    allocator: str | Allocator | None = None,
     renderer: Renderer | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -64,8 +65,8 @@ def rollout(
 async def arollout(
     env: str | RunConfig,
     *,
-    policy: str | Policy = "tiny",
-    allocator: str | Allocator = "uniform",
+    policy: str | Policy | None = None,
+    allocator: str | Allocator | None = None,
     renderer: Renderer | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -75,9 +76,10 @@ async def arollout(
     """Run rollouts and return their trees.
 
     Args:
-        env: id of a registered env, or a whole configuration (then `keys` must be empty).
-        policy: a name for `make_policy`, or a policy (then `renderer` is needed, and closing it is yours).
-        allocator: a name for `make_allocator`, or an allocator.
+        env: id of a registered env, or a whole configuration (then names and `keys` are in it).
+        policy: a name for `make_policy` (`tiny` by default), or a policy (then `renderer` is needed, and closing it
+            is yours).
+        allocator: a name for `make_allocator` (`uniform` by default), or an allocator.
         renderer: the renderer of a given policy.
         out: run folder for journal and manifest; `None` keeps the run in memory only.
         resume: continue the run in `out`.
@@ -89,46 +91,52 @@ async def arollout(
         SystemicFailure: nothing but failures.
         JournalError: the journal to be resumed is damaged.
     """
-    config = env if isinstance(env, RunConfig) else _config(env, policy, allocator, keys)
-    if isinstance(env, RunConfig) and keys:
-        raise BadInput(f"pass either a RunConfig or single keys, not both: {sorted(keys)}")
+    config = _config(env, policy, allocator, keys)
     if resume and out is None:
         raise BadInput("resume needs the run folder (out)")
-    chosen = (
-        make_allocator(config.allocator, **config.allocator_options) if isinstance(allocator, str) else allocator
-    )
-    plan = _Plan(config, chosen)
-    if isinstance(policy, str):
-        engine, speaks = make_policy(config.policy, config.policy_options)
-    elif renderer is None:
-        raise BadInput("a policy object needs its renderer: rollout(..., policy=p, renderer=r)")
-    else:
-        engine, speaks = policy, renderer
+    if isinstance(allocator, str | None):
+        allocator = make_allocator(config.allocator, **config.allocator_options)
+    plan = _Plan(config, allocator)
+    if not isinstance(policy, str | None):
+        if renderer is None:
+            raise BadInput("a policy object needs its renderer: rollout(..., policy=p, renderer=r)")
+        return await _run(plan, policy, renderer, out, resume, progress)
+    if renderer is not None:
+        raise BadInput(f"the policy {config.policy!r} brings its own renderer; pass one only with a policy object")
+    engine, renderer = make_policy(config.policy, config.policy_options)
     try:
-        return await _run(plan, engine, speaks, out, resume, progress)
+        return await _run(plan, engine, renderer, out, resume, progress)
     finally:
-        if isinstance(policy, str):
-            await engine.aclose()
+        await engine.aclose()
 
 
-def _config(env: str, policy: str | Policy, allocator: str | Allocator, keys: dict[str, Any]) -> RunConfig:
-    named: dict[str, Any] = {"env": env, "policy": policy if isinstance(policy, str) else policy.name}
-    if isinstance(allocator, str):
-        named["allocator"] = allocator
-    else:
-        named["allocator"] = allocator.name
-        named["allocator_options"] = dataclasses.asdict(allocator)  # type: ignore[call-overload]
-    return RunConfig.from_mapping({**named, **keys})
+def _config(
+    env: str | RunConfig, policy: str | Policy | None, allocator: str | Allocator | None, keys: dict[str, Any]
+) -> RunConfig:
+    named = {key: value for key, value in (("policy", policy), ("allocator", allocator)) if isinstance(value, str)}
+    if isinstance(env, RunConfig):
+        if named or keys:
+            raise BadInput(f"a RunConfig has all keys: pass it without {', '.join([*named, *keys])}")
+        return env
+    given: dict[str, Any] = {"env": env, **named}
+    if not isinstance(policy, str | None):
+        given["policy"] = policy.name
+    if not isinstance(allocator, str | None):
+        require_allocator(type(allocator).__name__, type(allocator))
+        given["allocator"] = allocator.name
+        given["allocator_options"] = dataclasses.asdict(allocator)  # type: ignore[call-overload]
+    return RunConfig.from_mapping({**given, **keys})
 
 
 class _Plan:
     """A checked configuration: which tasks each step has and what it may spend."""
 
     def __init__(self, config: RunConfig, allocator: Allocator) -> None:
-        registry.check_id(config.env)
+        made_by = registry.env_class(config.env)
         self.config, self.allocator = config, allocator
-        probe = self.make_env()
-        if not isinstance(probe.unwrapped, Env):
+        foreign = isinstance(made_by, type) and not issubclass(made_by, Env)
+        probe = None if foreign else self.make_env()
+        if probe is None or not isinstance(probe.unwrapped, Env):
             raise BadInput(f"{config.env} is not an agentgym env: it has no text, tools and snapshots")
         self.tasks: TaskSet = probe.unwrapped.tasks
         probe.close()

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pydantic
@@ -13,6 +14,7 @@ import pydantic
 from agentgym.errors import BadInput, UnknownName
 from agentgym.rollout.ledger import Amount
 from agentgym.rollout.policies.base import Sampling
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -111,7 +113,7 @@ class RunConfig:
             if key not in known:
                 raise UnknownName.of("key", key, known)
         try:
-            return pydantic.TypeAdapter(cls).validate_python(dict(given))
+            return _adapter(cls).validate_python(dict(given))
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False)[0]
             if isinstance(cause := first.get("ctx", {}).get("error"), BadInput):
@@ -125,9 +127,7 @@ class RunConfig:
 
     def sampling(self) -> Sampling:
         """Return the sampling parameters of one message."""
-        return Sampling(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_tokens=self.max_tokens
-        )
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_tokens=self.max_tokens)
 
     def limits(self) -> Amount:
         """Return the budget of the whole run."""
@@ -144,3 +144,9 @@ class RunConfig:
     def episode_tokens(self) -> float:
         """Most sampled tokens of one episode (infinite without a limit)."""
         return math.inf if self.max_episode_tokens is None else self.max_episode_tokens
+
+
+@cache
+def _adapter(cls: type[RunConfig]) -> pydantic.TypeAdapter[RunConfig]:
+    """Return what validates plain values; building it takes 10 ms."""
+    return pydantic.TypeAdapter(cls)

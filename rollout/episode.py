@@ -23,7 +23,6 @@ from agentgym.rollout.renderers.base import Renderer
 from agentgym.rollout.types import Failure, StopReason
 from agentgym.stack import StackSnapshot
 
-
 _ENV_FAILURES: tuple[tuple[type[Exception], Failure], ...] = (
     (DeadlineExceeded, Failure.ENV_TIMEOUT),
     (InvalidReward, Failure.INVALID_REWARD),

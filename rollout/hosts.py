@@ -175,7 +175,8 @@ class AsyncHost:
 
     def __init__(self, env: AnyEnv, deadline: float) -> None:
         if not isinstance(env, AsyncToolEnv):
-            raise UnsupportedSnapshot(f"an async env must be an AsyncToolEnv without wrappers, not {type(env).__name__}")
+            what = type(env).__name__
+            raise UnsupportedSnapshot(f"an async env must be an AsyncToolEnv without wrappers, not {what}")
         self._env = env
         self._deadline = deadline
 

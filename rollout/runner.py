@@ -162,9 +162,7 @@ class Runner:
                 self._s.journal.write(*itertools.chain(*events))
         return [task.result() for task in planted]
 
-    async def _plant_one(
-        self, number: int, index: int, task: Task, dispatch: int, events: list[Record]
-    ) -> Grove:
+    async def _plant_one(self, number: int, index: int, task: Task, dispatch: int, events: list[Record]) -> Grove:
         """Return a tree that is ready to grow; `events` gets what the journal has to be told of it."""
         tree = self._recorded.get((number, index))
         if tree is not None and tree.failed and not tree.n_reply[0]:  # its env could not be reset
@@ -187,7 +185,9 @@ class Runner:
             )
             events.append(records.tree(tree))
         elif prompt and tree.prompt_ids.tolist() != prompt:
-            raise BadInput(f"task {task.id} no longer starts as it did in this run; the env or the template has changed")
+            raise BadInput(
+                f"task {task.id} no longer starts as it did in this run; the env or the template has changed"
+            )
         if failure is not None:
             node = tree.fail(0, ordinal=0, origin=0, failure=failure.kind, message=str(failure))
             events.append(records.failed(tree, node))
@@ -273,9 +273,7 @@ class Runner:
                 return
             async with _together() as group:
                 running = [
-                    (groves[e.tree], *pair)
-                    for e in wanted
-                    for pair in self._dispatch(group, groves[e.tree], [e], pool)
+                    (groves[e.tree], *pair) for e in wanted for pair in self._dispatch(group, groves[e.tree], [e], pool)
                 ]
             for grove, job, _ in running:
                 if job.end is not None and grove.tree.is_leaf(job.end):

@@ -32,9 +32,16 @@ from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
 SOURCES = (
     Source("agentgym/Countdown-v0", 0.35, {"n3": 0.3, "n4": 0.35, "n5": 0.15, "n6": 0.1, "n7": 0.05, "n8": 0.05}),
-    Source("agentgym/Blocksworld-v0", 0.3, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
-    Source("agentgym/SearchQA-v0", 0.35, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
+    Source("agentgym/Blocksworld-v0", 0.35, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
+    Source("agentgym/SearchQA-v0", 0.3, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
 )
+EASY = (
+    Source("agentgym/Countdown-v0", 0.35, {"n3": 0.7, "n4": 0.3}),
+    Source("agentgym/Blocksworld-v0", 0.35, {"b3": 0.7, "b4": 0.3}),
+    Source("agentgym/SearchQA-v0", 0.3, {"h1": 0.4, "h2": 0.4, "h3": 0.2}),
+)
+PHASES = ((0.4, EASY), (1.0, SOURCES))
+"""`(until which share of the time, what is learned)`. Few things to choose from make copying quick to discover."""
 _Architecture: Any = transformers.Qwen2ForCausalLM
 _Generation: Any = transformers.GenerationConfig
 HIDDEN, LAYERS, HEAD_SIZE, MLP = 128, 4, 32, 384
@@ -202,25 +209,26 @@ def begin(out: Path, *, seed: int, hidden: int, layers: int, mlp: int) -> Run:
 def train(run: Run, minutes: float, *, seed: int, save_every: float) -> None:
     """Train until `minutes` of wall-clock time have passed in all, saving every `save_every` minutes."""
     probes = [_probe(source, run.tokenizer, seed) for source in SOURCES]
-    makers = [BatchMaker(source, run.tokenizer, tokens=BATCH_TOKENS, seed=seed) for source in SOURCES]
     keep = torch.Generator().manual_seed(seed)
     progress = run.progress
     started = time.monotonic() - progress.seconds
     next_save = progress.seconds + save_every * 60
     average = 0.0
-    with closing(background(makers, progress.pools)) as stream:
-        for progress.pools, batches in stream:
-            progress.seconds = time.monotonic() - started
-            done = progress.seconds / 60 / minutes
-            if done >= 1:
-                break
-            loss = run.step(batches, PEAK_RATE * _rate(progress.steps, done), keep)
-            average = 0.98 * average + 0.02 * loss if average else loss
-            if progress.steps % REPORT_EVERY == 0:
-                _report(run, average, probes)
-            if progress.seconds >= next_save:
-                next_save += save_every * 60
-                run.save(f"minute-{round(progress.seconds / 60):03d}")
+    for until, sources in PHASES:
+        makers = [BatchMaker(source, run.tokenizer, tokens=BATCH_TOKENS, seed=seed) for source in sources]
+        with closing(background(makers, progress.pools)) as stream:
+            for progress.pools, batches in stream:
+                progress.seconds = time.monotonic() - started
+                done = progress.seconds / 60 / minutes
+                if done >= until:
+                    break
+                loss = run.step(batches, PEAK_RATE * _rate(progress.steps, done), keep)
+                average = 0.98 * average + 0.02 * loss if average else loss
+                if progress.steps % REPORT_EVERY == 0:
+                    _report(run, average, probes)
+                if progress.seconds >= next_save:
+                    next_save += save_every * 60
+                    run.save(f"minute-{round(progress.seconds / 60):03d}")
     run.save("final")
     _say(f"done: {progress.steps} steps, {progress.tokens / 1e6:.2f}M tokens; the model is in {run.out / 'final'}")
 
@@ -276,7 +284,9 @@ def main() -> None:
     run = begin(args.out, seed=args.seed, hidden=args.hidden, layers=args.layers, mlp=args.mlp)
     if args.resume:
         run.restore()
-    _say(f"{sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters, {run.model.vocab_size} tokens")
+    _say(
+        f"{sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters, {run.model.config.vocab_size} tokens"
+    )
     train(run, args.minutes, seed=args.seed, save_every=args.save_every)
 
 

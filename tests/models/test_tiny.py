@@ -103,10 +103,11 @@ def test_prompts_are_short(traces):
     assert max(len(renderer.prompt(t.opening, t.tools)) for t in traces) <= 250
 
 
-def test_greedy_generation_ends_with_a_stop_token(model, traces):
+def test_greedy_generation_ends_with_a_stop_token(traces):
     renderer = Qwen3Renderer(TINY)
+    model = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     prompt = torch.tensor([renderer.prompt(traces[0].opening, traces[0].tools)])
-    out = model.float().generate(prompt, do_sample=False, max_new_tokens=32)
+    out = model.generate(prompt, do_sample=False, max_new_tokens=32)
     assert int(out[0, -1]) in renderer.stop_ids
     call = renderer.parse(out[0, prompt.shape[1] :].tolist()).tool_calls[0]
     assert call.problem is None

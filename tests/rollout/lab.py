@@ -102,7 +102,9 @@ def said(tree: Tree, node: int) -> list[int]:
 
 
 class Around:
-    """A policy around another one. `before(n, prompt_ids, sampling)` is awaited; what it returns, if it is a completion, is the answer.
+    """A policy around a scripted one.
+
+    `before(n, prompt_ids, sampling)` is awaited first; if it returns a completion, that is the answer.
 
     Attributes:
         prompts: every prompt that it was given.

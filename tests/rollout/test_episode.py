@@ -155,7 +155,7 @@ def single(env=Long, policy=None, **keys):
 
 
 def test_complaint_48_no_request_is_sent_when_the_context_is_full():
-    whole, policy = single()
+    _whole, policy = single()
     third = len(policy.prompts[2])
     leaf, policy = single(max_context=third)
     assert (leaf.stop, leaf.success, leaf.n_turns) == (StopReason.CONTEXT_LIMIT, False, 2)
@@ -274,8 +274,11 @@ class Unlucky(lab.Chatter):
     """One task, eight rollouts: those that threw an 'unlucky' first number fail in turn 2, for ever or once."""
 
     tasks = lab.lengths(4)
-    seen: list[int] = []
     forever = True
+
+    def __init_subclass__(cls, **keys):
+        super().__init_subclass__(**keys)
+        cls.seen = []
 
     def hook(self, turn):
         if turn != 2:
@@ -296,7 +299,7 @@ class Unlucky(lab.Chatter):
 
 def test_complaint_62_one_rollout_fails_and_seven_are_complete():
     class Env(Unlucky):
-        seen: list[int] = []
+        pass
 
     forest = lab.run(Env, concurrency=1, **ONE)
     (tree,) = forest.trees
@@ -312,7 +315,6 @@ def test_complaint_62_one_rollout_fails_and_seven_are_complete():
 
 def test_peer_31_a_fault_that_passes_is_retried_in_a_fresh_env():
     class Env(Unlucky):
-        seen: list[int] = []
         forever = False
 
     probes = 2
@@ -325,7 +327,6 @@ def test_peer_31_a_fault_that_passes_is_retried_in_a_fresh_env():
 
 def test_without_retries_a_failure_is_final():
     class Env(Unlucky):
-        seen: list[int] = []
         forever = False
 
     forest = lab.run(Env, retries=0, **ONE)
@@ -336,9 +337,6 @@ def broken(where):
     """An env of which one call misbehaves in turn 2 of some rollouts."""
 
     class Env(Unlucky):
-        seen: list[int] = []
-        __name__ = f"Broken{where}"
-
         def fault(self):
             if where == "exit":
                 raise SystemExit(3)
@@ -432,7 +430,6 @@ def test_complaint_68_a_turn_that_hangs_is_a_timeout_and_its_slot_is_free_again(
     release = threading.Event()
 
     class Hangs(Unlucky):
-        seen: list[int] = []
         calls = "thread"
 
         def fault(self):
@@ -552,13 +549,11 @@ def test_hidden_nondeterminism_is_a_replay_divergence_and_never_another_episode(
     assert lab.kinds(forest) == [Failure.ENV_ERROR, *[Failure.REPLAY_DIVERGENCE] * 2]
     assert forest.n_leaves == 7
     (tree,) = forest.trees
-    assert "replaying node 0.0 gave" in tree.error[tree.failed[1]] or "replaying node 0 gave" in tree.error[tree.failed[1]]
+    assert "replaying node 0 gave" in tree.error[tree.failed[1]]
 
 
 def test_a_message_of_an_exception_is_bounded():
     class Wordy(Unlucky):
-        seen: list[int] = []
-
         def fault(self):
             raise ValueError("x" * 100_000)
 

@@ -132,7 +132,11 @@ def test_no_unit_is_ever_overspent(allocator, turns, budget, tokens, steps, max_
 
 
 @pytest.mark.parametrize("allocator", lab.ALLOCATORS)
-@pytest.mark.parametrize("limit", [{"budget_tokens": 3500}, {"budget_env_steps": 60}, {"budget_tokens": 2000, "budget_env_steps": 40}])
+@pytest.mark.parametrize(
+    "limit",
+    [{"budget_tokens": 3500}, {"budget_env_steps": 60}, {"budget_tokens": 2000, "budget_env_steps": 40}],
+    ids=["tokens", "steps", "both"],
+)
 def test_a_budget_that_runs_out_makes_no_tree_depend_on_concurrency(allocator, limit):
     random.seed(1)
     runs = [
