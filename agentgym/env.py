@@ -152,6 +152,8 @@ class Env(gymnasium.Env[str, Action]):
     Attributes:
         tasks: the task set (class attribute of each subclass).
         instructions: system prompt; empty for none.
+        touches: where the state of an episode lives, of `memory`, `files`, `processes`, `external`. A snapshot that
+            does not cover all of it is refused.
         covers: what a snapshot captures, of `memory`, `files`, `processes`, `external`.
         snapshot_by: `state` pickles `self.state`; `replay` re-executes the recorded actions and compares digests
             of the observations; `fork` and `layers` are for envs that override `capture` and `reinstate`.
@@ -162,6 +164,7 @@ class Env(gymnasium.Env[str, Action]):
     tasks: ClassVar[TaskSet]
     instructions: ClassVar[str] = ""
     max_turns: ClassVar[int] = 32
+    touches: ClassVar[frozenset[str]] = frozenset({"memory"})
     covers: ClassVar[frozenset[str]] = frozenset({"memory"})
     snapshot_by: ClassVar[SnapshotKind] = "state"
     calls: ClassVar[CallMode] = "thread"
@@ -290,17 +293,18 @@ class Env(gymnasium.Env[str, Action]):
 
     # --- snapshots --------------------------------------------------------------------------------------------
 
-    def snapshot(self, *, require: Iterable[str] = ("memory",)) -> Snapshot:
+    def snapshot(self, *, require: Iterable[str] | None = None) -> Snapshot:
         """Capture the episode as it is now.
 
         Args:
-            require: what must be captured, of `memory`, `files`, `processes`, `external`.
+            require: what must be captured, of `memory`, `files`, `processes`, `external`; by default all that the
+                env says it `touches`.
 
         Raises:
             UnsupportedSnapshot: something required is not covered, or the state cannot be captured.
             EpisodeOver: no episode is running and none has ended.
         """
-        missing = frozenset(require) - self.covers
+        missing = (self.touches if require is None else frozenset(require)) - self.covers
         if missing:
             lacking, has = ", ".join(sorted(missing)), ", ".join(sorted(self.covers)) or "nothing"
             raise UnsupportedSnapshot(f"{type(self).__name__} cannot snapshot {lacking}; it covers {has}")

@@ -117,28 +117,33 @@ def _config(
     if isinstance(env, RunConfig):
         if named or keys:
             raise BadInput(f"a RunConfig has all keys: pass it without {', '.join([*named, *keys])}")
-        return env
-    given: dict[str, Any] = {"env": env, **named}
+        return dataclasses.replace(env, **_objects(policy, allocator))
+    return RunConfig.from_mapping({"env": env, **named, **_objects(policy, allocator), **keys})
+
+
+def _objects(policy: str | Policy | None, allocator: str | Allocator | None) -> dict[str, Any]:
+    """Return what the manifest says of a policy or an allocator that was given as an object."""
+    given: dict[str, Any] = {}
     if not isinstance(policy, str | None):
         given["policy"] = policy.name
     if not isinstance(allocator, str | None):
         require_allocator(type(allocator).__name__, type(allocator))
-        given["allocator"] = allocator.name
-        given["allocator_options"] = dataclasses.asdict(allocator)  # type: ignore[call-overload]
-    return RunConfig.from_mapping({**given, **keys})
+        given |= {"allocator": allocator.name, "allocator_options": {"object": repr(allocator)}}
+    return given
 
 
 class _Plan:
     """A checked configuration: which tasks each step has and what it may spend."""
 
     def __init__(self, config: RunConfig, allocator: Allocator) -> None:
-        made_by = registry.env_class(config.env)
+        made_by: object = registry.env_class(config.env)
         self.config, self.allocator = config, allocator
         foreign = isinstance(made_by, type) and not issubclass(made_by, Env)
         probe = None if foreign else self.make_env()
         if probe is None or not isinstance(probe.unwrapped, Env):
             raise BadInput(f"{config.env} is not an agentgym env: it has no text, tools and snapshots")
         self.tasks: TaskSet = probe.unwrapped.tasks
+        self._check_env(probe, probe.unwrapped)
         probe.close()
         steps = config.steps()
         self.budgets = config.limits().split([len(step) for step in steps])
@@ -150,6 +155,17 @@ class _Plan:
                     f"the allocator {allocator.name!r} needs at least {needed}"
                 )
         self.steps = [[self.task(i) for i in step] for step in steps]
+
+    def _check_env(self, env: AnyEnv, core: Env) -> None:
+        """Refuse what the runner could only fail at."""
+        missing = core.touches - core.covers
+        if missing and self.allocator.snapshots:
+            raise BadInput(
+                f"the allocator {self.allocator.name!r} continues from inner turns, but the snapshots of "
+                f"{self.config.env} do not cover {', '.join(sorted(missing))}; use 'uniform', or snapshot_by='replay'"
+            )
+        if core.calls == "async" and env is not core:
+            raise BadInput(f"{self.config.env} is async: wrappers (such as max_episode_steps) are not supported")
 
     def make_env(self) -> AnyEnv:
         """Make one env."""

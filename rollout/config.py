@@ -33,7 +33,7 @@ class RunConfig:
         tasks: number of tasks; each becomes one tree.
         first_task: index of the first task; indices wrap around at the end of the split.
         step_tasks: tasks of one step (the allocator distributes the budget within a step, predictors learn
-            between steps), or `None` for all.
+            between steps).
         budget: most leaves of the whole run.
         budget_tokens: most sampled tokens of the whole run, or `None`.
         budget_env_steps: most env steps of the whole run, or `None`.
@@ -63,7 +63,7 @@ class RunConfig:
     allocator_options: Mapping[str, Any] = field(default_factory=dict)
     tasks: int = 16
     first_task: int = 0
-    step_tasks: int | None = None
+    step_tasks: int = 32
     budget: int = 128
     budget_tokens: int | None = None
     budget_env_steps: int | None = None
@@ -82,10 +82,10 @@ class RunConfig:
     allow_failed: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "budget", "max_empty", "concurrency", "max_tokens"):
+        for name in ("tasks", "step_tasks", "budget", "max_empty", "concurrency", "max_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("step_tasks", "max_turns", "max_context", "max_episode_tokens"):
+        for name in ("max_turns", "max_context", "max_episode_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"{name} must be >= 1 or null, got {value}")
@@ -113,7 +113,7 @@ class RunConfig:
             if key not in known:
                 raise UnknownName.of("key", key, known)
         try:
-            return _adapter(cls).validate_python(dict(given))
+            return _adapter().validate_python(dict(given))
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False)[0]
             if isinstance(cause := first.get("ctx", {}).get("error"), BadInput):
@@ -137,7 +137,7 @@ class RunConfig:
 
     def steps(self) -> list[range]:
         """Return the task numbers of each step."""
-        size = self.step_tasks or self.tasks
+        size = self.step_tasks
         return [range(at, min(at + size, self.tasks)) for at in range(0, self.tasks, size)]
 
     @property
@@ -147,6 +147,6 @@ class RunConfig:
 
 
 @cache
-def _adapter(cls: type[RunConfig]) -> pydantic.TypeAdapter[RunConfig]:
+def _adapter() -> pydantic.TypeAdapter[RunConfig]:
     """Return what validates plain values; building it takes 10 ms."""
-    return pydantic.TypeAdapter(cls)
+    return pydantic.TypeAdapter(RunConfig)

@@ -14,7 +14,7 @@ from agentgym.messages import ChatMessage, Message
 from agentgym.rollout import records
 from agentgym.rollout.columns import pack_ids
 from agentgym.rollout.deadlines import Watchdog
-from agentgym.rollout.grove import Job
+from agentgym.rollout.grove import ByReset, Job
 from agentgym.rollout.hosts import Host, HostPool, StepResult
 from agentgym.rollout.journal import Journal
 from agentgym.rollout.ledger import Entry
@@ -84,7 +84,8 @@ class Setting:
         policy_deadline: seconds for one message.
         keep_snapshots: keep a snapshot of every turn until the step ends.
         journal: where nodes are written, or `None`.
-        counters: `env_steps`, `restores`, `replayed_steps`.
+        counters: `env_steps`, `restores`, `replayed_steps`, and `unstarted`: continuations that the budget left
+            nothing for.
     """
 
     seed: int
@@ -157,10 +158,13 @@ class Player:
             node = tree.parent[node]
         saved = tree.snapshots.get(node, grove.start)
         try:
-            if not isinstance(saved, StackSnapshot):
+            if isinstance(saved, ByReset):
+                await self._reset(host, job, saved.seed)
+            elif isinstance(saved, StackSnapshot):
+                await host.restore(saved)
+                self._s.counters["restores"] += 1
+            else:
                 raise SnapshotError(f"node {tree.path_key(node)} holds a {type(saved).__name__}, not a snapshot")
-            await host.restore(saved)
-            self._s.counters["restores"] += 1
             for child in reversed(replay):
                 if tree.parent[child] == tree.origin[child]:
                     await self._reseed(host, job, tree.path_key(child))
@@ -169,6 +173,12 @@ class Player:
                 await self._reseed(host, job, job.key)
         except FOREIGN as error:  # boundary: the env's code
             raise RolloutFailure.of_env(error) from error
+
+    async def _reset(self, host: Host, job: Job, seed: int) -> None:
+        opening = (await host.reset(job.grove.task, seed))["messages"]
+        recorded = job.grove.tree.messages[-len(opening) :]
+        if opening != recorded:
+            raise ReplayDivergence(f"the same reset gave {opening!r}, recorded was {recorded!r}")
 
     async def _reseed(self, host: Host, job: Job, key: str) -> None:
         """Give the continuation whose first node is `key` its own env randomness."""
@@ -307,8 +317,7 @@ class Player:
     def _stop_short(self, job: Job, stop: StopReason) -> None:
         """End the episode by a limit of the run. A continuation that never sampled gets an empty, unscored leaf."""
         if job.at != job.anchor:
-            spent = stop in (StopReason.BUDGET, StopReason.CANCELLED)
-            self._end(job, stop, None if spent else False, new=False)
+            self._end(job, stop, None if stop is StopReason.BUDGET else False, new=False)
             return
         node = job.grove.tree.add(
             job.anchor, ordinal=job.ordinal, origin=job.anchor, token_ids=(), logprobs=(), attempt=job.attempt

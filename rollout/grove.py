@@ -13,6 +13,17 @@ from agentgym.stack import StackSnapshot
 from agentgym.tasks import Task
 
 
+@dataclass(frozen=True, slots=True)
+class ByReset:
+    """The start of an env whose state no snapshot covers: it is reset for each continuation.
+
+    Attributes:
+        seed: the seed of the reset.
+    """
+
+    seed: int
+
+
 @dataclass(slots=True)
 class Grove:
     """A tree and its run-time state.
@@ -21,7 +32,7 @@ class Grove:
         tree: the arena.
         task: what the tree is about.
         dispatch: how often this task was dispatched before in this run; part of every seed.
-        start: snapshot of the env right after `reset`; `None` when the env could not be reset.
+        start: how to come to the state right after `reset`; `None` when the env could not be reset.
         purse: the tree's share of the budget.
         started: continuations started at each anchor.
         delivered: leaves that the allocator was told of, in dispatch order.
@@ -30,7 +41,7 @@ class Grove:
     tree: Tree
     task: Task
     dispatch: int
-    start: StackSnapshot | None
+    start: StackSnapshot | ByReset | None
     purse: Purse = field(default_factory=lambda: Purse(Amount(leaves=0)))
     started: Counter[int] = field(default_factory=Counter)
     delivered: list[int] = field(default_factory=list)

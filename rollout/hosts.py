@@ -226,6 +226,7 @@ class HostPool:
         tools: its tools.
         instructions: its system prompt.
         turn_limit: `task -> most turns of an episode`.
+        covered: whether snapshots cover all that an episode touches.
     """
 
     def __init__(self, make: MakeEnv, deadline: float) -> None:
@@ -237,6 +238,7 @@ class HostPool:
         self.tools = core.tools
         self.instructions = core.instructions
         self.turn_limit = core.most_turns
+        self.covered = core.touches <= core.covers
         self._idle: list[Host] = []
         self._all: list[Host] = []
         probe.close()

@@ -24,6 +24,7 @@ FREE_ON_RESUME = frozenset(
         "config.allow_failed",
         "config.concurrency",
         "config.env_deadline",
+        "config.policy_options.device",
         "config.policy_deadline",
         "config.retries",
         "policy.device",

@@ -37,9 +37,12 @@ def summarise(run: Forest | str | Path) -> dict[str, Any]:
           by reward, within `TOLERANCE`), so that a group-relative advantage is 0 everywhere,
         - `sampled_tokens` (those of failed attempts included), `prefilled_tokens`, `saved_prefill_tokens` (those that
           came from a prefix cache),
-        - `env_steps`, `restores`, `wall_seconds`: from the journal's `step` records,
+        - `env_steps`: recorded turns and failed attempts, each of which stepped the env once (replayed steps are not
+          among them), `restores`: continuations and retries, each of which restored an env once,
+        - `unstarted`: continuations that the token or step budget left nothing for, and `wall_seconds`: from the
+          journal's `step` records (what was spent in the unfinished step of a killed run is not in them),
         - `failures`: failed attempts by kind, `stop_reasons`: leaves by reason,
-        - `levels`: the first six for each difficulty level.
+        - `levels`: the first seven for each difficulty level.
     """
     forest = run if isinstance(run, Forest) else Forest.load(run)
     trees, counters = forest.trees, forest.counters
@@ -49,8 +52,9 @@ def summarise(run: Forest | str | Path) -> dict[str, Any]:
         "sampled_tokens": sum(sum(tree.n_sampled) for tree in trees),
         "prefilled_tokens": sum(sum(tree.prefilled) for tree in trees),
         "saved_prefill_tokens": sum(sum(tree.cached) for tree in trees),
-        "env_steps": int(counters.get("env_steps", 0)),
-        "restores": int(counters.get("restores", 0)),
+        "env_steps": sum(sum(1 for n in tree.n_sampled if n) for tree in trees),
+        "restores": sum(_restores(tree) for tree in trees),
+        "unstarted": int(counters.get("unstarted", 0)),
         "failures": _counts(str(kind) for tree in trees for kind in tree.failure.values()),
         "stop_reasons": _counts(str(tree.stop[leaf]) for tree in trees for leaf in tree.leaves),
         "wall_seconds": float(counters.get("seconds", 0.0)),
@@ -114,6 +118,21 @@ def _outcomes(trees: Sequence[Tree]) -> dict[str, Any]:
         "effective_ratio": sum(g > 0 and b > 0 for g, b in counts) / len(trees) if trees else None,
         "zero_advantage_groups": sum(map(zero_advantage, trees)),
     }
+
+
+def _restores(tree: Tree) -> int:
+    """Number of times that an env was brought to an anchor: once for each continuation and once for each retry."""
+    begun, tried, lost = set(), 0, set()
+    for node in range(1, tree.n_nodes):
+        place = tree.parent[node], tree.ordinal[node]
+        if tree.parent[node] == tree.origin[node]:
+            begun.add(place)
+        if node in tree.failure:
+            tried += 1
+            lost.add(place)
+        else:
+            lost.discard(place)
+    return len(begun) + tried - len(lost)
 
 
 def _counts(names: Any) -> dict[str, int]:

@@ -30,12 +30,12 @@ from agentgym.rollout.allocators.base import (
     Watch,
 )
 from agentgym.rollout.episode import FOREIGN, Player, RolloutFailure, Setting
-from agentgym.rollout.grove import Grove, Job
+from agentgym.rollout.grove import ByReset, Grove, Job
 from agentgym.rollout.hosts import Host
 from agentgym.rollout.ledger import Amount, Entry, Purse
 from agentgym.rollout.records import Record
 from agentgym.rollout.tree import Tree
-from agentgym.rollout.types import Status
+from agentgym.rollout.types import Failure, Status
 from agentgym.stack import StackSnapshot
 from agentgym.tasks import Task
 
@@ -165,7 +165,7 @@ class Runner:
     async def _plant_one(self, number: int, index: int, task: Task, dispatch: int, events: list[Record]) -> Grove:
         """Return a tree that is ready to grow; `events` gets what the journal has to be told of it."""
         tree = self._recorded.get((number, index))
-        if tree is not None and tree.failed and not tree.n_reply[0]:  # its env could not be reset
+        if tree is not None and _stillborn(tree):
             self._count(tree, tree.failed[0])
             return Grove(tree, task, dispatch, None)
         async with self._slots:
@@ -188,6 +188,9 @@ class Runner:
             raise BadInput(
                 f"task {task.id} no longer starts as it did in this run; the env or the template has changed"
             )
+        if failure is None and len(prompt) >= self._s.max_context:
+            length = BadInput(f"the prompt has {len(prompt)} tokens, the context {self._s.max_context}")
+            failure, start = RolloutFailure(Failure.PROMPT_TOO_LONG, length), None
         if failure is not None:
             node = tree.fail(0, ordinal=0, origin=0, failure=failure.kind, message=str(failure))
             events.append(records.failed(tree, node))
@@ -196,15 +199,16 @@ class Runner:
 
     async def _reset(
         self, task: Task, dispatch: int
-    ) -> tuple[StackSnapshot | None, list[ChatMessage], RolloutFailure | None]:
+    ) -> tuple[StackSnapshot | ByReset | None, list[ChatMessage], RolloutFailure | None]:
         """Reset an env, in a fresh one after a failure, and capture its first state."""
         failure: RolloutFailure | None = None
+        seed = seeding.derive(self._s.seed, "env", task.id, dispatch)
         for _ in range(self._s.retries + 1):
             host: Host | None = None
             try:
                 host = self._s.pool.acquire()
-                info = await host.reset(task, seeding.derive(self._s.seed, "env", task.id, dispatch))
-                start = await host.snapshot()
+                info = await host.reset(task, seed)
+                start = await host.snapshot() if self._s.pool.covered else ByReset(seed)
             except FOREIGN as error:  # boundary: the env's code
                 failure = RolloutFailure.of_env(error)
                 if host is not None:
@@ -321,9 +325,12 @@ class Runner:
         return started
 
     async def _play(self, job: Job, entry: Entry, purse: Purse) -> None:
-        if job.end is None and await purse.admit(entry):
-            async with self._slots:
-                await self._player.play(job, entry)
+        if job.end is None:
+            if await purse.admit(entry):
+                async with self._slots:
+                    await self._player.play(job, entry)
+            else:
+                self._s.counters["unstarted"] += 1
         purse.settle(entry, job.sampled, job.steps)
         if job.end is not None:
             self._count(job.grove.tree, job.end)
@@ -372,6 +379,11 @@ def _fault(tree: Tree | None, wanted: Expansion) -> str | None:
     if wanted.count < 1 or not 0 < wanted.propensity <= 1:
         return "count must be >= 1, propensity in (0, 1]"
     return None if wanted.start == Start() else "the runner knows no other start than 'sample'"
+
+
+def _stillborn(tree: Tree) -> bool:
+    """Whether a recorded tree never got a rollout: its env could not be reset, or its prompt was too long."""
+    return bool(tree.failed) and (not tree.n_reply[0] or Failure.PROMPT_TOO_LONG in tree.failure.values())
 
 
 def _no_prediction(view: TreeView, node: int) -> float:

@@ -24,20 +24,20 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The env's (or a `TimeLimit` wrapper's) limit on steps: Gymnasium's `truncated`."""
     EMPTY_MESSAGE = "empty_message"
-    """The policy wrote nothing but a stop token, more often than the run allows."""
+    """The policy wrote nothing but a stop token `max_empty` times in a row."""
     CONTEXT_LIMIT = "context_limit"
     """No room is left in the policy's context (or the run's `max_context`) for another token."""
     TOKEN_LIMIT = "token_limit"
     """The episode's own limit on sampled tokens (`max_episode_tokens`)."""
     BUDGET = "budget"
     """The ledger has no tokens or env steps left for another turn."""
-    CANCELLED = "cancelled"
-    """The allocator or the user stopped it."""
 
 
 class Failure(StrEnum):
     """What failed, when a rollout could not be completed."""
 
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The prompt leaves no room in the context for a message. Not tried again."""
     ENV_ERROR = "env_error"
     ENV_TIMEOUT = "env_timeout"
     INVALID_REWARD = "invalid_reward"

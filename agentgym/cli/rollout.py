@@ -48,7 +48,7 @@ def rollout(
         int | None, Option(help="Index of the first task.", show_default="0", rich_help_panel=TASKS)
     ] = None,
     step_tasks: Annotated[
-        int | None, Option(help="Tasks of one step.", show_default="all", rich_help_panel=TASKS)
+        int | None, Option(help="Tasks of one step.", show_default="32", rich_help_panel=TASKS)
     ] = None,
     seed: Annotated[
         int | None, Option(help="Every random stream derives from it.", show_default="0", rich_help_panel=TASKS)
@@ -125,12 +125,12 @@ def rollout(
     folder = out or default_folder(plan)
     try:
         with _progress(plan) as progress:
-            run(plan, policy=plan.policy, allocator=plan.allocator, out=folder, resume=resume, progress=progress)
+            run(plan, out=folder, resume=resume, progress=progress)
     except KeyboardInterrupt:
         if folder.is_dir():
             note(f"saved: {folder}; continue with --resume")
         raise
-    forest = Forest.load(folder)  # not what `run` returned: the journal knows what earlier runs of a resumed one spent
+    forest = Forest.load(folder)  # not what `run` returned: the journal knows what earlier processes spent
     summary = {**summarise(forest), "out": str(folder)}
     emit(summary) if as_json else show(table({key: value for key, value in summary.items() if key != "out"}))
     if not as_json:

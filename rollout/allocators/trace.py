@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -26,6 +27,7 @@ class Trace:
         v = predict(t) and q = r v + (1 - r)(1 - v), the chance that a continuation ends as the rollout did.
         Integers K_jt that maximise sum_jt [1 - q_jt^K_jt], sum_jt K_jt = the task's share of the budget that is
         left (m_i * N).
+        Propensity: 1, but where equally good continuations compete for the last places: then places / candidates.
         STEP: what tasks without inner nodes left over, by the rule of TREE over all inner nodes that were not
         tried. Leaves: at most the budget.
 
@@ -94,6 +96,30 @@ def _expand(trees: Iterable[TreeView], total: int, predict: Predict, rng: Rng) -
                 places += [(view, node, success) for node in view.anchors(leaf) if node not in tried]
     order = rng.permutation(len(places)).tolist()
     values = [(predict(view, node), success) for view, node, success in (places[i] for i in order)]
-    counts = solve_prefixes([v if success else 1.0 - v for v, success in values], total)
-    chosen = sorted((i, k) for i, k in zip(order, counts, strict=True) if k)
-    return [Expansion(places[i][0].index, places[i][1], k) for i, k in chosen]
+    agreement = [v if success else 1.0 - v for v, success in values]
+    counts = solve_prefixes(agreement, total)
+    last = _last_propensity(agreement, counts)
+    chosen = sorted((i, k, p) for i, k, p in zip(order, counts, last, strict=True) if k)
+    return [e for i, k, p in chosen for e in _split(places[i][0].index, places[i][1], k, p)]
+
+
+def _last_propensity(q: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """Return, for the last continuation at each prefix, the probability that the shuffled ties gave it one.
+
+    It is 1 but for prefixes whose last continuation was worth no more than what others went without: of `a` equally
+    good ones, `c` got one.
+    """
+    worth = [(1.0 - p) * p ** (k - 1) if k else 0.0 for p, k in zip(q, counts, strict=True)]
+    missed = [(1.0 - p) * p**k for p, k in zip(q, counts, strict=True)]
+    least = min((w for w, k in zip(worth, counts, strict=True) if k), default=0.0)
+    got = sum(1 for w, k in zip(worth, counts, strict=True) if k and math.isclose(w, least))
+    without = sum(1 for w in missed if math.isclose(w, least))
+    return [got / (got + without) if math.isclose(w, least) else 1.0 for w in worth]
+
+
+def _split(tree: int, anchor: int, count: int, last: float) -> list[Expansion]:
+    """Propose `count` continuations, the last of which was chosen with probability `last`."""
+    if last == 1.0:
+        return [Expansion(tree, anchor, count)]
+    sure = [Expansion(tree, anchor, count - 1)] if count > 1 else []
+    return [*sure, Expansion(tree, anchor, 1, propensity=last)]

@@ -26,8 +26,8 @@ class Uniform:
     name: ClassVar[str] = "uniform"
     family: ClassVar[str] = "generate"
     source: ClassVar[str] = (
-        "GRPO (arXiv 2402.03300): a group of independent rollouts per prompt. A budget below tasks * n is split "
-        "evenly; what it has above is left unspent."
+        "GRPO (arXiv 2402.03300): a group of independent rollouts per prompt. What the budget has above "
+        "tasks * n is left unspent."
     )
     watches: ClassVar[Watch] = Watch.NOTHING
     snapshots: ClassVar[bool] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
@@ -21,6 +22,8 @@ from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
 CONTEXT_WEIGHT = 0.1
 _POOL = 24
+_RENAMED = 0.5
+_NAME = re.compile("[A-Z][a-z]{5}")
 _QUEUED = 24
 _Row: TypeAlias = tuple[list[int], list[float]]
 
@@ -43,11 +46,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows come from: env, its share of the loss, and the shares of its levels."""
+    """Where rows come from.
+
+    Attributes:
+        env_id: the env.
+        share: its share of the loss.
+        levels: shares of its levels.
+        few: words of a small set that the policy has to copy. In half of the rows each is replaced by a random name
+            (a capitalised word of the tokenizer): among ten words, guessing is too good for copying to be discovered.
+    """
 
     env_id: str
     share: float
     levels: Mapping[str, float]
+    few: tuple[str, ...] = ()
 
 
 def encode_trace(trace: Trace, renderer: Qwen3Renderer, limit: int) -> _Row:
@@ -84,6 +96,9 @@ class BatchMaker:
         self._env_id, self._tokens, self._seed = source.env_id, tokens, seed
         ids, _ = encode_trace(self._maker.draw(seeding.rng(seed, "prefix")), self._renderer, tokens)
         self._prefix = ids[: ids.index(self._renderer.stop_ids[0]) + 1]
+        words = self._renderer.tokenizer.get_vocab(with_added_tokens=True)
+        self._few = [words[word] for word in source.few]
+        self._names = sorted(i for word, i in words.items() if _NAME.fullmatch(word))
 
     def pool(self, index: int) -> list[Batch]:
         """Return the batches of one pool: rows of similar length together, the batches in random order."""
@@ -109,7 +124,12 @@ class BatchMaker:
         size = len(self._prefix)
         if ids[:size] != self._prefix:
             raise BadInput(f"the traces of {self._env_id} do not all begin with the same system block")
-        return ids[size:], weights[size:]
+        ids, weights = ids[size:], weights[size:]
+        if self._few and rng.random() < _RENAMED:
+            names = rng.choice(self._names, size=len(self._few), replace=False).tolist()
+            new = dict(zip(self._few, names, strict=True))
+            ids = [new.get(i, i) for i in ids]
+        return ids, weights
 
     def _padded(self, rows: Sequence[_Row]) -> Batch:
         width = max(len(ids) for ids, _ in rows)

@@ -12,11 +12,11 @@ import argparse
 import itertools
 import json
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -30,17 +30,23 @@ from agentgym.rollout.models.tiny_tokenizer import build_tokenizer, save_tokeniz
 from agentgym.rollout.models.traces import TraceMaker
 from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
+COLOURS = ("red", "blue", "green", "black", "white", "pink", "gray", "gold", "brown", "violet")
 SOURCES = (
     Source("agentgym/Countdown-v0", 0.35, {"n3": 0.3, "n4": 0.35, "n5": 0.15, "n6": 0.1, "n7": 0.05, "n8": 0.05}),
-    Source("agentgym/Blocksworld-v0", 0.35, {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03}),
-    Source("agentgym/SearchQA-v0", 0.3, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
+    Source(
+        "agentgym/Blocksworld-v0",
+        0.4,
+        {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03},
+        few=COLOURS,
+    ),
+    Source("agentgym/SearchQA-v0", 0.25, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
 )
 EASY = (
     Source("agentgym/Countdown-v0", 0.35, {"n3": 0.7, "n4": 0.3}),
-    Source("agentgym/Blocksworld-v0", 0.35, {"b3": 0.7, "b4": 0.3}),
-    Source("agentgym/SearchQA-v0", 0.3, {"h1": 0.4, "h2": 0.4, "h3": 0.2}),
+    Source("agentgym/Blocksworld-v0", 0.4, {"b3": 0.7, "b4": 0.3}, few=COLOURS),
+    Source("agentgym/SearchQA-v0", 0.25, {"h1": 0.4, "h2": 0.4, "h3": 0.2}),
 )
-PHASES = ((0.4, EASY), (1.0, SOURCES))
+PHASES = ((0.5, EASY), (1.0, SOURCES))
 """`(until which share of the time, what is learned)`. Few things to choose from make copying quick to discover."""
 _Architecture: Any = transformers.Qwen2ForCausalLM
 _Generation: Any = transformers.GenerationConfig
@@ -211,14 +217,14 @@ def train(run: Run, minutes: float, *, seed: int, save_every: float) -> None:
     probes = [_probe(source, run.tokenizer, seed) for source in SOURCES]
     keep = torch.Generator().manual_seed(seed)
     progress = run.progress
-    started = time.monotonic() - progress.seconds
+    started = monotonic() - progress.seconds
     next_save = progress.seconds + save_every * 60
     average = 0.0
     for until, sources in PHASES:
         makers = [BatchMaker(source, run.tokenizer, tokens=BATCH_TOKENS, seed=seed) for source in sources]
         with closing(background(makers, progress.pools)) as stream:
             for progress.pools, batches in stream:
-                progress.seconds = time.monotonic() - started
+                progress.seconds = monotonic() - started
                 done = progress.seconds / 60 / minutes
                 if done >= until:
                     break

@@ -1,5 +1,6 @@
 """What `tiny` is trained with: traces, batches, the shared prefix, a short run and its evaluation."""
 
+import itertools
 import re
 
 import pytest
@@ -66,6 +67,16 @@ def test_batches_are_repeatable_and_come_from_the_background_equal():
         assert batch.ids.size <= 600 or len(batch.ids) == 1
 
 
+def test_words_of_a_small_set_are_renamed_in_half_of_the_rows(renderer):
+    source = next(s for s in train_tiny.EASY if s.few)
+    colours = {renderer.tokenizer.token_to_id(word) for word in source.few}
+    rows = [row for i in range(3) for b in BatchMaker(source, TINY, tokens=600, seed=1).pool(i) for row in b.ids]
+    kept = [bool(colours & set(row.tolist())) for row in rows]
+    assert 0.3 < sum(kept) / len(kept) < 0.7
+    renamed = renderer.decode(rows[kept.index(False)].tolist())
+    assert set(re.findall("goal ([A-Z][a-z]{5}) ", renamed)) <= set(re.findall("([A-Z][a-z]{5}) on", renamed))
+
+
 def test_shared_prefix_equals_the_plain_forward_pass_with_its_gradients(renderer):
     torch.manual_seed(0)
     model = train_tiny.make_model(renderer, hidden=64, layers=2, mlp=96)
@@ -88,26 +99,29 @@ def test_a_short_run_saves_a_model_and_is_resumed(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(train_tiny, "REPORT_EVERY", 1)
     monkeypatch.setattr(batches, "_POOL", 3)
 
-    def run(minutes, resume):
+    monkeypatch.setattr(train_tiny, "monotonic", itertools.count().__next__)
+
+    def run(seconds, resume):
         made = train_tiny.begin(tmp_path, seed=0, hidden=32, layers=1, mlp=32)
         if resume:
             made.restore()
-        train_tiny.train(made, minutes, seed=0, save_every=100)
+        train_tiny.train(made, seconds / 60, seed=0, save_every=0.1)
         return made.progress
 
-    first = run(0.02, resume=False)
-    second = run(first.seconds / 60 + 0.01, resume=True)
-    assert second.steps > first.steps > 0
-    assert second.seconds > first.seconds
+    first, second = run(8, resume=False), run(12, resume=True)
+    assert (first.steps, second.steps) == (6, 8)
+    assert (tmp_path / "minute-000" / "training.json").is_file()
     assert re.search(r"nats/exact: [\d.]+/[\d.]+  [\d.]+/[\d.]+  [\d.]+/[\d.]+", capsys.readouterr().err)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     assert model.dtype == torch.bfloat16
     assert model.config.vocab_size == Qwen3Renderer(tmp_path / "final").vocab_size
 
 
-def test_sources_are_levels_of_their_envs():
-    assert sum(source.share for source in train_tiny.SOURCES) == pytest.approx(1)
-    for source in train_tiny.SOURCES:
+@pytest.mark.parametrize(("until", "sources"), train_tiny.PHASES)
+def test_sources_are_levels_of_their_envs(until, sources):
+    assert 0 < until <= 1
+    assert sum(source.share for source in sources) == pytest.approx(1)
+    for source in sources:
         TraceMaker(source.env_id, levels=source.levels).draw(seeding.rng(0))
         assert sum(source.levels.values()) == pytest.approx(1)
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 import agentgym as ag
-from agentgym.errors import BadInput, UnknownName
+from agentgym.errors import BadInput, ConfigMismatch, UnknownName
 from agentgym.rollout import api, journal, manifest
 from agentgym.rollout.allocators.random_tree import RandomTree
 from agentgym.rollout.allocators.uniform import Uniform
@@ -140,11 +140,15 @@ def test_an_object_that_is_no_allocator_is_refused_by_what_it_lacks():
         ag.rollout(ENV, allocator=Half(), **SMALL)
 
 
-def test_an_allocator_object_is_in_the_manifest_like_its_name_and_options(tmp_path):
+def test_objects_are_named_in_the_manifest_and_compared_on_resume(tmp_path):
     keys = {**SMALL, "out": tmp_path / "run"}
     ag.rollout(ENV, allocator=RandomTree(chains=3, nodes=1), **keys)
     config = manifest.read(tmp_path / "run")["config"]
-    assert (config["allocator"], config["allocator_options"]) == ("random-tree", {"chains": 3, "nodes": 1, "rounds": 1})
+    assert config["allocator"] == "random-tree"
+    assert config["allocator_options"] == {"object": "RandomTree(chains=3, nodes=1, rounds=1)"}
+    ag.rollout(ENV, allocator=RandomTree(chains=3, nodes=1), resume=True, **keys)
+    with pytest.raises(ConfigMismatch, match=r"chains=3.*chains=2"):
+        ag.rollout(ENV, allocator=RandomTree(chains=2, nodes=1), resume=True, **keys)
 
 
 def test_a_run_folder_holds_manifest_and_journal(tmp_path):

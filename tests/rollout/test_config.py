@@ -13,8 +13,8 @@ from agentgym.errors import BadInput, UnknownName
 from agentgym.rollout.config import RunConfig
 from agentgym.rollout.ledger import Amount
 
-COUNTS = ("tasks", "budget", "max_empty", "concurrency", "max_tokens")
-LIMITS = ("step_tasks", "max_turns", "max_context", "max_episode_tokens")
+COUNTS = ("tasks", "step_tasks", "budget", "max_empty", "concurrency", "max_tokens")
+LIMITS = ("max_turns", "max_context", "max_episode_tokens")
 
 
 def config(**keys):

@@ -11,7 +11,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.env import Outcome
-from agentgym.errors import DeadlineExceeded, PolicyError, SystemicFailure
+from agentgym.errors import BadInput, DeadlineExceeded, PolicyError, SystemicFailure
 from agentgym.messages import format_message
 from agentgym.rollout.allocators.uniform import Uniform
 from agentgym.rollout.policies.base import Completion, FinishReason
@@ -165,16 +165,37 @@ def test_complaint_48_no_request_is_sent_when_the_context_is_full():
     assert leaf.tree.finish[leaf.leaf] is FinishReason.LENGTH
 
 
-def test_complaint_48_a_prompt_beyond_the_context_is_an_empty_unscored_leaf():
-    leaf, policy = single(max_context=100)
-    assert policy.prompts == []
-    assert (leaf.stop, leaf.success, leaf.reward, leaf.n_sampled) == (StopReason.CONTEXT_LIMIT, None, None, 0)
-    assert not leaf.tree.scored(leaf.leaf)
+def test_complaint_48_a_prompt_beyond_the_context_is_one_failure_without_a_request():
+    class Wordy(Long):
+        def begin(self, task, rng):
+            text = super().begin(task, rng)
+            return text + " please" * 1000 if task.id.endswith("/1") else text
+
+    policy = lab.Around()
+    forest = lab.run(Wordy, policy=policy, max_context=3000)
+    assert lab.kinds(forest) == [Failure.PROMPT_TOO_LONG]
+    assert [len(tree.leaves) for tree in forest.trees] == [8, 0, 8, 8]
+    assert max(map(len, policy.prompts)) < 3000
 
 
 def test_the_policys_own_context_counts_too():
-    leaf, policy = single(policy=lab.Around(max_context=100))
-    assert (leaf.stop, policy.prompts) == (StopReason.CONTEXT_LIMIT, [])
+    policy = lab.Around(max_context=100)
+    with pytest.raises(SystemicFailure, match=r"prompt_too_long: BadInput: the prompt has .* tokens, the context 100"):
+        single(policy=policy)
+    assert policy.prompts == []
+
+
+def test_a_continuation_without_room_for_a_first_message_is_an_empty_unscored_leaf():
+    """A token budget that is used up by a failed attempt: nothing was said, so there is nothing to score."""
+
+    class Fails(Long):
+        def respond(self, message):
+            raise ConnectionError
+
+    leaf, _ = single(Fails, budget_tokens=30)
+    assert (leaf.stop, leaf.success, leaf.reward, leaf.n_sampled) == (StopReason.BUDGET, None, None, 0)
+    assert not leaf.tree.scored(leaf.leaf)
+    assert leaf.tree.n_sampled[leaf.tree.failed[0]] == 30
 
 
 def test_an_episodes_own_limit_on_tokens_holds_over_the_whole_path():
@@ -550,6 +571,39 @@ def test_hidden_nondeterminism_is_a_replay_divergence_and_never_another_episode(
     assert forest.n_leaves == 7
     (tree,) = forest.trees
     assert "replaying node 0 gave" in tree.error[tree.failed[1]]
+
+
+class Outside(lab.Chatter):
+    """Its world is outside of what a snapshot covers: flat groups reset it for each rollout."""
+
+    tasks = lab.lengths(4)
+    touches = frozenset({"memory", "external"})
+
+    def snapshot(self, **keys):
+        raise AssertionError("nobody asks for a snapshot")
+
+
+def test_an_env_that_no_snapshot_covers_is_reset_for_each_rollout():
+    runs = [lab.run(Outside, policy=lab.Around(lab.dawdle), concurrency=n) for n in (1, 64)]
+    assert lab.canonical(runs[0]) == lab.canonical(runs[1])
+    assert (runs[0].n_leaves, runs[0].n_failed) == (32, 0)
+    for allocator in ("random-tree", "trace"):
+        with pytest.raises(BadInput, match=r"snapshots of lab/Outside-v0 do not cover external; use 'uniform'"):
+            lab.run(Outside, allocator=allocator)
+
+
+def test_a_reset_that_starts_otherwise_is_a_divergence():
+    class Drifts(Outside):
+        resets = 0
+
+        def begin(self, task, rng):
+            type(self).resets += 1
+            return super().begin(task, rng) + (" Hm." if type(self).resets == 3 else "")
+
+    forest = lab.run(Drifts, concurrency=1, **ONE)
+    assert lab.kinds(forest) == [Failure.REPLAY_DIVERGENCE]
+    assert forest.n_leaves == 8
+    assert "the same reset gave" in forest.trees[0].error[forest.trees[0].failed[0]]
 
 
 def test_a_message_of_an_exception_is_bounded():

@@ -37,7 +37,7 @@ def group(outcomes, rewards=None, level="easy", stop=StopReason.TERMINATED):
 
 def test_exactly_the_promised_keys():
     summary = report.summarise(Forest([group([True])]))
-    assert set(summary) == KEYS | {"levels", "distinct_leaves"}
+    assert set(summary) == KEYS | {"levels", "distinct_leaves", "unstarted"}
     assert json.loads(json.dumps(summary)) == summary
 
 
@@ -45,14 +45,14 @@ def test_counts_of_a_small_forest():
     mixed, solved, long = group([True, False, True]), group([True, True]), group([False, None], level="hard")
     mixed.fail(0, ordinal=3, origin=0, failure=Failure.ENV_ERROR, token_ids=[5, 6], logprobs=[-1, -1])
     mixed.fail(0, ordinal=3, origin=0, failure=Failure.ENV_ERROR, attempt=1)
-    counters = {"env_steps": 9, "restores": 4, "replayed_steps": 1, "seconds": 1.5}
+    counters = {"replayed_steps": 1, "unstarted": 3, "seconds": 1.5}
     summary = report.summarise(Forest([mixed, solved, long], counters=counters))
     levels = summary.pop("levels")
     assert summary == {
         "trees": 3, "leaves": 7, "distinct_leaves": 7, "nodes": 7, "success": 4 / 6, "effective_ratio": 1 / 3,
         "zero_advantage_groups": 2, "sampled_tokens": 9, "prefilled_tokens": 6, "saved_prefill_tokens": 8,
-        "env_steps": 9, "restores": 4, "failures": {"env_error": 2}, "stop_reasons": {"terminated": 7},
-        "wall_seconds": 1.5,
+        "env_steps": 8, "restores": 9, "unstarted": 3, "failures": {"env_error": 2},
+        "stop_reasons": {"terminated": 7}, "wall_seconds": 1.5,
     }  # fmt: skip
     assert levels["easy"] == {
         "trees": 2, "leaves": 5, "distinct_leaves": 5, "nodes": 5, "success": 4 / 5, "effective_ratio": 1 / 2,
@@ -75,7 +75,7 @@ def test_nothing_is_no_share():
         (group([False, False], rewards=[0.1, 0.9]), True),
         (group([None, None], rewards=[0.1, 0.9]), False),
         (group([None, None], rewards=[0.1, 0.1]), True),
-        (group([True, None], stop=StopReason.CANCELLED), True),
+        (group([True, None], stop=StopReason.BUDGET), True),
     ],
 )
 def test_complaint_28_groups_without_signal_are_counted(tree, zero):
@@ -111,10 +111,11 @@ def test_a_run_folder_is_summed_up_from_its_journal(tmp_path):
         log.write(records.tree(tree))
         for leaf in tree.leaves:
             log.write(records.node(tree, leaf), records.leaf(tree, leaf))
-        log.write(records.step(0, seconds=1.25, env_steps=2, restores=2))
-        log.write(records.step(1, seconds=0.25, env_steps=1, restores=0), records.end(leaves=2))
+        log.write(records.step(0, seconds=1.25, unstarted=2))
+        log.write(records.step(1, seconds=0.25, unstarted=1), records.end(leaves=2))
     summary = report.summarise(tmp_path)
-    assert (summary["env_steps"], summary["restores"], summary["wall_seconds"]) == (3, 2, 1.5)
+    assert (summary["env_steps"], summary["restores"], summary["wall_seconds"]) == (2, 2, 1.5)
+    assert summary["unstarted"] == 3
     assert summary["stop_reasons"] == {"terminated": 2}
     assert (summary["prefilled_tokens"], summary["saved_prefill_tokens"]) == (2, 2)
 

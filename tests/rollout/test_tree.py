@@ -193,7 +193,7 @@ def test_outcomes_are_counted_below_any_node():
         (StopReason.MAX_TURNS, None, True),
         (StopReason.CONTEXT_LIMIT, None, False),
         (StopReason.CONTEXT_LIMIT, False, True),
-        (StopReason.CANCELLED, None, False),
+        (StopReason.BUDGET, None, False),
     ],
 )
 def test_a_leaf_is_scored_by_its_outcome_or_by_the_env(stop, success, scored):
