@@ -1,6 +1,6 @@
 """What an allocator gets out of equal sampled tokens: groups with both outcomes, by env and difficulty level.
 
-    python bench/allocate.py --env agentgym/Blocksworld-v0 --levels b4 b6 [--seeds 5] [--tasks 16] [--oracle] [--json FILE]
+    python bench/allocate.py --env agentgym/Blocksworld-v0 --levels b4 b6 [--seeds 5] [--tasks 16] [--oracle]
 
 For each level and seed, `uniform` plays 8 rollouts of each task; the tokens that it samples are the budget of every
 other allocator on the same tasks. Trees get 12 leaves of each task to spend them on, since a continuation from a
@@ -172,7 +172,9 @@ class Bench:
                 table[tree.task_id, tree.path_key(anchor)] = rate(tree, kept)
         return Oracle(table)
 
-    def compare(self, seed: int, warm: Warmed, roots: dict[tuple[str, str], float] | None) -> dict[str, dict[str, float]]:
+    def compare(
+        self, seed: int, warm: Warmed, roots: dict[tuple[str, str], float] | None
+    ) -> dict[str, dict[str, float]]:
         """Run every allocator on the tokens that `uniform` needs."""
         flat = self.run(make_allocator("uniform", n=ROLLOUTS), ROLLOUTS * self.tasks, seed)
         tokens = sum(sum(tree.n_sampled) for tree in flat.trees)

@@ -117,6 +117,7 @@ class Policy(Protocol):
             affinity: requests with equal keys share prefixes; engines with replicas route by it.
 
         Raises:
+            BadInput: the prompt leaves no room in the context.
             PolicyError: the engine failed.
         """
         ...

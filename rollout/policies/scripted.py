@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from agentgym import seeding
-from agentgym.errors import PolicyError
+from agentgym.errors import BadInput
 from agentgym.messages import Message, call, format_message
 from agentgym.rollout.policies.base import Completion, FinishReason, Sampling
 from agentgym.rollout.renderers.chatml import ChatMLRenderer
@@ -99,7 +99,7 @@ class ScriptedPolicy:
             ids = [*draft, *ids[len(draft) :]]
         room = min(sampling.max_tokens, self.max_context - len(prompt_ids))
         if room < 1:
-            raise PolicyError(f"no room: the prompt has {len(prompt_ids)} tokens, the context {self.max_context}")
+            raise BadInput(f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_context}")
         reason = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
         ids = ids[:room]
         return Completion(ids, [self._logprob] * len(ids), reason, prefilled=len(prompt_ids))

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentgym.errors import BadInput
+from agentgym.errors import BadInput, UnknownName
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def pick_device(device: str | None) -> torch.device:
@@ -27,6 +34,20 @@ def pick_device(device: str | None) -> torch.device:
     if picked.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"device {device!r} was asked for, but torch {torch.__version__} sees no CUDA device; use 'cpu'")
     return picked
+
+
+def pick_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype asked for; float32 on CPU and bfloat16 on CUDA by default.
+
+    Raises:
+        UnknownName: no dtype that a model can have.
+    """
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise UnknownName.of("dtype", name, _DTYPES)
+    return _DTYPES[name]
 
 
 def load_model(path: str | Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

@@ -20,7 +20,7 @@ from agentgym.rollout.policies.base import Completion, Sampling
 from agentgym.rollout.policies.kv_cache import PrefixTrie
 from agentgym.rollout.policies.sampler import uniforms
 from agentgym.rollout.policies.torch_engine import Engine, Request
-from agentgym.rollout.policies.torch_load import context_limit, digest, load_model, on_device, pick_device
+from agentgym.rollout.policies.torch_load import context_limit, digest, load_model, on_device, pick_device, pick_dtype
 from agentgym.rollout.policies.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TorchPolicy:
         *,
         name: str | None = None,
         device: str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         max_batch: int = 64,
         cache_bytes: int = 1 << 30,
         max_context: int | None = None,
@@ -120,7 +120,7 @@ class TorchPolicy:
             model: a folder in Hugging Face format, or a model, which is moved and cast in place.
             name: short name for manifests; the folder's name by default.
             device: `"cpu"`, `"cuda"`, `"cuda:N"`; `None` takes CUDA if there is one.
-            dtype: of the weights; `None` is float32 on CPU and bfloat16 on CUDA.
+            dtype: of the weights, e.g. `"float32"`; `None` is float32 on CPU and bfloat16 on CUDA.
             max_batch: see `__init__`.
             cache_bytes: see `__init__`.
             max_context: see `__init__`.
@@ -130,7 +130,7 @@ class TorchPolicy:
             BadInput: the folder cannot be read as a model, or an argument is out of range.
         """
         target = pick_device(device)
-        wanted = dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16)
+        wanted = pick_dtype(dtype, target)
         if isinstance(model, str | Path):
             name = name or Path(model).expanduser().resolve().name
             loaded = load_model(model, target, wanted)

@@ -212,9 +212,7 @@ def test_texts_of_an_episode():
     env = SearchQA()
     asked = {"question": "mayor of seat of Kilzok ?", "relations": ["seat", "mayor"], "start": "Kilzok"}
     task = Task("validation/h2/0", "h2", {**asked, "path": ["Kilzok", "Bamgex", "Pimbus"], "answer": "Pimbus"})
-    assert env.reset(seed=0, options={"task": task})[0] == (
-        "Question: mayor of seat of Kilzok ?\nLast search: none"
-    )
+    assert env.reset(seed=0, options={"task": task})[0] == ("Question: mayor of seat of Kilzok ?\nLast search: none")
     tail = "\nQuestion: mayor of seat of Kilzok ?\nLast search: Kilzok seat"
     assert env.step(call("search", query="Kilzok seat"))[0] == (
         "1 Kilzok gossip\n2 Kilzok seat founder\n3 Kilzok letters\n4 Kilzok weather music" + tail

@@ -21,6 +21,14 @@ ENVS = [source.env_id for source in train_tiny.SOURCES]
 EACH_ENV = pytest.mark.parametrize("env_id", ENVS)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def renderer():
     return Qwen3Renderer(TINY)

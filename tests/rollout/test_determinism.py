@@ -96,7 +96,7 @@ def test_no_task_depends_on_how_many_others_run():
 
 @dataclass(frozen=True)
 class Frugal:
-    """Asks for one more rollout after each leaf while more than half of the tokens are left: it reads the ledger."""
+    """Asks for one more rollout after each leaf if the number of tokens left is even: it reads the ledger."""
 
     name = "frugal"
     family = "control"
@@ -111,7 +111,7 @@ class Frugal:
     def propose(self, view, ledger, rng):
         if view.event is Event.START:
             return [Expansion(tree.index, count=3) for tree in view.trees]
-        if view.event is Event.LEAF and ledger.left("sampled_tokens") > 3000:
+        if view.event is Event.LEAF and ledger.left("sampled_tokens") % 2 == 0:
             return [Expansion(view.trees[0].index)]
         return []
 

@@ -367,6 +367,20 @@ def test_a_watchdog_ends_a_late_call(call):
         watch(call)
 
 
+def test_a_late_call_that_somebody_else_cancels_too_is_cancelled():
+    async def inner():
+        dog, loop = Watchdog("a message", 60), asyncio.get_running_loop()
+        task = asyncio.create_task(dog.run(slow()))
+        await asyncio.sleep(0)
+        dog._running[task] -= 61
+        dog._check(loop)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(inner())
+
+
 def test_a_watchdog_lets_others_cancel():
     with pytest.raises(asyncio.CancelledError):
         watch(slow, seconds=60, cancel_after=0.01)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.env import Outcome
-from agentgym.errors import PolicyError
+from agentgym.errors import BadInput
 from agentgym.rollout.policies import make_policy
 from agentgym.rollout.policies.base import FinishReason, Policy, Sampling
 from agentgym.rollout.policies.scripted import ScriptedPolicy, Situation, random_caller
@@ -61,7 +61,7 @@ def test_the_context_cuts_too_and_a_full_one_is_an_error():
     cut = generate(ScriptedPolicy(lambda _: "Hello.", RENDERER, max_context=len(prompt) + 2))
     assert (RENDERER.decode(cut.token_ids), cut.finish_reason) == ("He", FinishReason.LENGTH)
     for size in (len(prompt), 10):
-        with pytest.raises(PolicyError, match="no room"):
+        with pytest.raises(BadInput, match="no room"):
             generate(ScriptedPolicy(lambda _: "Hello.", RENDERER, max_context=size))
 
 
