@@ -177,7 +177,7 @@ class Player:
     async def _reset(self, host: Host, job: Job, seed: int) -> None:
         opening = (await host.reset(job.grove.task, seed))["messages"]
         recorded = job.grove.tree.messages[-len(opening) :]
-        if opening != recorded:
+        if not _same(opening, recorded):
             raise ReplayDivergence(f"the same reset gave {opening!r}, recorded was {recorded!r}")
 
     async def _reseed(self, host: Host, job: Job, key: str) -> None:
@@ -189,7 +189,7 @@ class Player:
         message = self._parse(tree.sampled_ids(node).tolist(), tree.finish[node])
         _, _, terminated, truncated, info = await host.step(message)
         self._s.counters["replayed_steps"] += 1
-        if info["messages"] != tree.answers[node]:
+        if not _same(info["messages"], tree.answers[node]):
             raise ReplayDivergence(
                 f"replaying node {tree.path_key(node)} gave {info['messages']!r}, recorded was {tree.answers[node]!r}"
             )
@@ -357,6 +357,11 @@ class Player:
             job.end = node
         if self._s.journal is not None:
             self._s.journal.write(records.failed(tree, node))
+
+
+def _same(messages: Sequence[ChatMessage], recorded: Sequence[ChatMessage]) -> bool:
+    """Whether messages are the recorded ones, as far as a journal can tell."""
+    return messages == recorded or records.timeless({"m": messages}) == records.timeless({"m": recorded})
 
 
 def _check_completion(completion: Completion, sampling: Sampling) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from agentgym.errors import BadInput, UnknownName
 
@@ -54,13 +55,16 @@ class Entry:
         claim: the sampled tokens and env steps that it asked for.
         tokens: the most that it may sample until it is settled, then what it sampled.
         steps: the same in env steps.
+        admitted: whether anything is left for it, once `decided` is set.
         settled: whether it has ended.
     """
 
     claim: tuple[float, float]
     tokens: float
     steps: float
+    admitted: bool = True
     settled: bool = False
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Purse:
@@ -73,7 +77,9 @@ class Purse:
     def __init__(self, amount: Amount) -> None:
         self._amount = amount
         self._entries: list[Entry] = []
-        self._changed = asyncio.Event()
+        self._undecided: deque[Entry] = deque()
+        self._decided_tokens = self._decided_steps = 0.0
+        self._running = 0
         self._limited = math.isfinite(amount.sampled_tokens) or math.isfinite(amount.env_steps)
 
     def left(self, unit: str = "leaves") -> float:
@@ -110,6 +116,7 @@ class Purse:
         """
         entry = Entry((tokens, steps), tokens, steps)
         self._entries.append(entry)
+        self._undecided.append(entry)
         return entry
 
     async def admit(self, entry: Entry) -> bool:
@@ -120,24 +127,37 @@ class Purse:
         Returns:
             Whether anything is left for it.
         """
-        if not self._limited:
-            return True
-        earlier = self._entries[: self._entries.index(entry)]
-        while True:
-            tokens = self._amount.sampled_tokens - sum(e.tokens for e in earlier)
-            steps = self._amount.env_steps - sum(e.steps for e in earlier)
-            if entry.tokens <= tokens and entry.steps <= steps:
-                return True
-            if all(e.settled for e in earlier):
-                entry.tokens, entry.steps = max(0.0, min(entry.tokens, tokens)), max(0.0, min(entry.steps, steps))
-                return entry.tokens >= 1 and entry.steps >= 1
-            self._changed.clear()
-            await self._changed.wait()
+        if self._limited:
+            self._decide()
+            await entry.decided.wait()
+        return entry.admitted
 
     def settle(self, entry: Entry, tokens: int, steps: int) -> None:
         """Replace an entry's caps by what it spent."""
+        if entry.decided.is_set():
+            self._decided_tokens += tokens - entry.tokens
+            self._decided_steps += steps - entry.steps
+            self._running -= 1
         entry.tokens, entry.steps, entry.settled = tokens, steps, True
-        self._changed.set()
+        if self._limited:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Decide on entries in order, up to the first that may get more when an earlier one is settled."""
+        while self._undecided:
+            entry = self._undecided[0]
+            if not entry.settled:
+                tokens = self._amount.sampled_tokens - self._decided_tokens
+                steps = self._amount.env_steps - self._decided_steps
+                if self._running and (entry.tokens > tokens or entry.steps > steps):
+                    return
+                entry.tokens, entry.steps = max(0.0, min(entry.tokens, tokens)), max(0.0, min(entry.steps, steps))
+                entry.admitted = entry.tokens >= 1 and entry.steps >= 1
+                self._running += 1
+            self._decided_tokens += entry.tokens
+            self._decided_steps += entry.steps
+            self._undecided.popleft()
+            entry.decided.set()
 
 
 def _apportion(total: float, weights: Sequence[int]) -> list[float]:

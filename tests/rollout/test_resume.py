@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import agentgym as ag
 from agentgym.errors import BadInput, ConfigMismatch, JournalError
 from agentgym.rollout import journal
 from agentgym.rollout.types import Failure
@@ -179,6 +180,27 @@ def test_an_env_that_answers_otherwise_than_recorded_is_a_divergence(tmp_path):
     forest = lab.run(Other, out=tmp_path / "run", resume=True, **keys)
     assert lab.kinds(forest) == [Failure.REPLAY_DIVERGENCE] * 3
     assert forest.n_leaves == 7
+
+
+def test_an_answer_that_json_cannot_hold_is_no_divergence(tmp_path):
+    """Half of a surrogate pair (a file name of another encoding, say) is written as U+FFFD."""
+
+    class Odd(lab.Chatter):
+        tasks = lab.lengths(3)
+
+        def begin(self, task, rng):
+            return super().begin(task, rng) + " \ud800"
+
+        @ag.tool
+        def say(self, number: int) -> str:
+            """Say a number. Args: number: which."""
+            return super().say(number) + " \udcff"
+
+    out = small(tmp_path, Odd, keep=0.7)
+    forest = lab.run(Odd, out=out, resume=True, **OPTIONS)
+    assert forest.n_failed == 0
+    assert forest.counters["replayed_steps"] > 0
+    assert lab.canonical(forest) == lab.canonical(lab.run(Odd, **OPTIONS))
 
 
 def test_a_resumed_run_needs_a_folder_with_a_run(tmp_path):
