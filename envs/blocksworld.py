@@ -42,9 +42,10 @@ class Blocksworld(ToolEnv):
     Levels `b3` to `b10` have that many blocks. The episode ends by itself when the goal is reached; the limit is
     half as many turns again as the expert's plan has, and 2 more.
 
-    The observation has a line for each block, goal stacks one after the other and each from the bottom up, so
-    that the line above tells whether a block's place in the goal is ready: `blue on green goal red clear todo`.
-    `done` means that the block and all below it are where the goal wants them.
+    The observation has a line for each block, `ready gray on white goal red`: its status, its name, what it is on,
+    and what it is on in the goal. The status is `done` when the block and all below it are where the goal wants them,
+    else `covered` when another block is on it, else `ready` when its place in the goal is free and done (or the
+    table), else `clear`. Lines are in goal order: stack after stack, each from the bottom up.
 
     Success: the goal is reached. The shaped term `progress` is `0.1 *` the share of blocks that are done.
     """
@@ -53,8 +54,8 @@ class Blocksworld(ToolEnv):
         make_task, sizes={"train": 8000, "validation": 1000, "test": 1000}, mix=MIX
     )
     instructions: ClassVar[str] = (
-        "Move the blocks until all are done. Each line shows a block, what it is on, what it is on in the goal, "
-        "whether it is clear or covered, and done or todo. Only clear blocks can be moved or put something on."
+        "Move the blocks until all are done. Each line shows a block's status, its name, what it is on and what it is "
+        "on in the goal. A ready block can be moved to its goal. A covered block cannot be moved."
     )
     calls: ClassVar[CallMode] = "inline"
 
@@ -120,13 +121,9 @@ class Blocksworld(ToolEnv):
         return bool(self.state["on"] == self.state["goal"])
 
     def _lines(self) -> str:
-        on, goal, order = self.state["on"], self.state["goal"], self.state["order"]
-        done, covered = _done(on, goal, order), set(on.values())
-        return "\n".join(
-            f"{name} on {on[name]} goal {goal[name]} {'covered' if name in covered else 'clear'} "
-            f"{'done' if name in done else 'todo'}"
-            for name in order
-        )
+        on, goal = self.state["on"], self.state["goal"]
+        status = _statuses(on, goal, self.state["order"])
+        return "\n".join(f"{status[name]} {name} on {on[name]} goal {goal[name]}" for name in self.state["order"])
 
 
 def good_moves(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> list[Move]:
@@ -139,11 +136,25 @@ def good_moves(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[s
         goal: what each block stands on in the goal.
         order: the blocks, each after the one below it in the goal.
     """
-    done, covered = _done(on, goal, order), set(on.values())
-    loose = [name for name in order if name not in covered and name not in done]
-    ready = (done - covered) | {TABLE}
-    final = [(name, goal[name]) for name in loose if goal[name] in ready]
+    status = _statuses(on, goal, order)
+    loose = [name for name in order if status[name] in ("ready", "clear")]
+    final = [(name, goal[name]) for name in loose if status[name] == "ready"]
     return final or [(name, TABLE) for name in loose if on[name] != TABLE]
+
+
+def _statuses(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
+    """Return `done`, `covered`, `ready` or `clear` for each block, as the class says."""
+    done, covered = _done(on, goal, order), set(on.values())
+    free = (done - covered) | {TABLE}
+
+    def status(name: str) -> str:
+        if name in done:
+            return "done"
+        if name in covered:
+            return "covered"
+        return "ready" if goal[name] in free else "clear"
+
+    return {name: status(name) for name in order}
 
 
 def _done(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> set[str]:

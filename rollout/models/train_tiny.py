@@ -32,7 +32,7 @@ from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
 COLOURS = ("red", "blue", "green", "black", "white", "pink", "gray", "gold", "brown", "violet")
 SOURCES = (
-    Source("agentgym/Countdown-v0", 0.35, {"n3": 0.3, "n4": 0.35, "n5": 0.15, "n6": 0.1, "n7": 0.05, "n8": 0.05}),
+    Source("agentgym/Countdown-v0", 0.35, {"n3": 0.4, "n4": 0.4, "n5": 0.1, "n6": 0.05, "n7": 0.0, "n8": 0.05}),
     Source(
         "agentgym/Blocksworld-v0",
         0.4,

@@ -51,15 +51,15 @@ def test_a_game_from_first_observation_to_success() -> None:
     env = Blocksworld()
     observation, _ = env.reset(options={"task": Task("train/b3/0", "b3", {"start": START, "goal": GOAL})})
     assert observation == (
-        "green on table goal table clear done\nred on blue goal green clear todo\nblue on table goal red covered todo"
+        "done green on table goal table\nready red on blue goal green\ncovered blue on table goal red"
     )
     observation, reward, terminated, _, _ = env.step(move("red", "green"))
     assert (reward, terminated) == (0.0, False)
     assert observation == (
         "Moved.\n"
-        "green on table goal table covered done\n"
-        "red on green goal green clear done\n"
-        "blue on table goal red clear todo"
+        "done green on table goal table\n"
+        "done red on green goal green\n"
+        "ready blue on table goal red"
     )
     observation, reward, terminated, truncated, info = env.step(move("blue", "red"))
     assert (observation, terminated, truncated, info["success"]) == ("Moved. All done.", True, False, True)
@@ -90,7 +90,7 @@ def test_a_refused_move_names_the_reason_and_counts_as_a_turn(block: str, to: st
     assert (reward, terminated, info["success"]) == (0.0, False, None)
     assert info["tool_calls"][0]["error"].startswith(reason)
     assert observation.startswith(f"Error: {reason}")
-    assert observation.endswith("\nblue on table goal red covered todo")
+    assert observation.endswith("\ncovered blue on table goal red")
     assert env.state["on"] == START
     assert env.snapshot().turn == 1
 
@@ -112,7 +112,7 @@ def test_a_bad_message_is_answered_in_words_and_the_blocks_restated(action: str 
     env = game()
     observation = env.step(action)[0]
     assert says in observation
-    assert observation.endswith("\nblue on table goal red covered todo")
+    assert observation.endswith("\ncovered blue on table goal red")
     assert env.state["on"] == START
 
 
