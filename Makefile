@@ -39,7 +39,8 @@ demo-searchqa: ENV := agentgym/SearchQA-v0
 demo-blocksworld: ENV := agentgym/Blocksworld-v0
 demo-searchqa demo-blocksworld: $(STAMP)
 	rm -rf runs/$@
-	$(BIN)/agentgym rollout $(ENV) --policy tiny --allocator trace --tasks 16 --budget 128 --seed 0 --out runs/$@
+	$(BIN)/agentgym rollout $(ENV) --policy tiny --allocator trace --tasks 16 --step-tasks 8 \
+	  --budget 128 --seed 0 --out runs/$@
 	$(BIN)/agentgym inspect runs/$@
 	$(BIN)/agentgym view runs/$@
 

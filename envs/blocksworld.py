@@ -21,37 +21,45 @@ TABLE = "table"
 NAMES = ("red", "blue", "green", "black", "white", "pink", "gray", "gold", "brown", "violet")
 MIX = {"b3": 0.2, "b4": 0.3, "b5": 0.3, "b6": 0.2, "b8": 0.0, "b10": 0.0}
 PROGRESS_WEIGHT = 0.1
+_LINES = ("done", "covered", "clear", "ready")
 _NEW_STACK = 0.1
 
 
 def make_task(rng: Rng, level: str) -> dict[str, Any]:
     """Draw a task of level `b3` to `b10`: what each block stands on at the `start` and in the `goal`.
 
-    At least two blocks stand on something else in the goal, so that no single move reaches it.
+    At least two blocks stand on something else in the goal, so that no single move reaches it. `moves` is the length
+    of a shortest plan.
     """
     names = [NAMES[i] for i in sorted(rng.choice(len(NAMES), size=int(level[1:]), replace=False))]
     while True:
         start, goal = _random_supports(names, rng), _random_supports(names, rng)
         if sum(start[name] != goal[name] for name in names) >= 2:
-            return {"start": start, "goal": goal}
+            return {"start": start, "goal": goal, "moves": plan_length(start, goal, _bottom_up(goal))}
+
+
+def _asked(data: Mapping[str, Any]) -> list[Any]:
+    """Return what the policy is asked, without the length of the plan."""
+    return [data["start"], data["goal"]]
 
 
 class Blocksworld(ToolEnv):
     """Move one clear block at a time until every block stands on what the goal says.
 
-    Levels `b3` to `b10` have that many blocks. The episode ends by itself when the goal is reached; the limit is
-    half as many turns again as the expert's plan has, and 2 more.
+    Levels `b3` to `b10` have that many blocks. The episode ends by itself when the goal is reached; the limit is the
+    length of a shortest plan, so that every move counts and a wasted one cannot be made up for.
 
     The observation has a line for each block, `ready gray on white goal red`: its status, its name, what it is on,
     and what it is on in the goal. The status is `done` when the block and all below it are where the goal wants them,
     else `covered` when another block is on it, else `ready` when its place in the goal is free and done (or the
-    table), else `clear`. Lines are in goal order: stack after stack, each from the bottom up.
+    table), else `clear`. Lines are sorted by status in the order `done`, `covered`, `clear` (those on the table
+    first), `ready`, so that the blocks worth moving stand last.
 
     Success: the goal is reached. The shaped term `progress` is `0.1 *` the share of blocks that are done.
     """
 
     tasks: ClassVar[TaskSet] = TaskSet.generated(
-        make_task, sizes={"train": 8000, "validation": 1000, "test": 1000}, mix=MIX
+        make_task, sizes={"train": 8000, "validation": 1000, "test": 1000}, mix=MIX, key=_asked
     )
     instructions: ClassVar[str] = (
         "Move the blocks until all are done. Each line shows a block's status, its name, what it is on and what it is "
@@ -66,14 +74,8 @@ class Blocksworld(ToolEnv):
         return self._lines()
 
     def turn_limit(self, task: Task) -> int:
-        """Half as many turns again as the expert's plan (the first choice at each step) has, and 2 more."""
-        on, goal = dict(task.data["start"]), task.data["goal"]
-        order, length = _bottom_up(goal), 0
-        while on != goal:
-            block, to = good_moves(on, goal, order)[0]
-            on[block] = to
-            length += 1
-        return length + length // 2 + 2
+        """The length of a shortest plan."""
+        return int(task.data["moves"])
 
     def respond(self, message: Message) -> str | Sequence[ChatMessage]:
         """Execute the calls, then restate all blocks."""
@@ -108,8 +110,8 @@ class Blocksworld(ToolEnv):
         return Outcome(success, {"success": float(success), "progress": PROGRESS_WEIGHT * share})
 
     def expert(self, rng: Rng) -> Message:
-        """Return one of `good_moves`, equally likely."""
-        return _pick(good_moves(self.state["on"], self.state["goal"], self.state["order"]), rng)
+        """Return the first move of a shortest plan from here; one of the best, equally likely."""
+        return _pick(best_moves(self.state["on"], self.state["goal"], self.state["order"]), rng)
 
     def random_valid(self, rng: Rng) -> Message:
         """Return one of all valid moves, equally likely."""
@@ -123,23 +125,47 @@ class Blocksworld(ToolEnv):
     def _lines(self) -> str:
         on, goal = self.state["on"], self.state["goal"]
         status = _statuses(on, goal, self.state["order"])
-        return "\n".join(f"{status[name]} {name} on {on[name]} goal {goal[name]}" for name in self.state["order"])
+        order = sorted(self.state["order"], key=lambda name: (_LINES.index(status[name]), on[name] != TABLE))
+        return "\n".join(f"{status[name]} {name} on {on[name]} goal {goal[name]}" for name in order)
 
 
-def good_moves(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> list[Move]:
-    """Return the moves of clear blocks to their final places; where there are none, of clear blocks to the table.
+def best_moves(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> list[Move]:
+    """Return the moves with which a shortest plan can go on. Never empty before the goal is reached.
 
-    Never empty before the goal is reached, and every block is moved at most twice: at most `2 * len(on)` moves.
+    Moving a block to its final place never lengthens a plan; where no block can, all that is left to choose is which
+    one goes to the table first (Slaney and Thiebaux, "Blocks World revisited", 2001).
 
     Args:
         on: what each block stands on.
         goal: what each block stands on in the goal.
         order: the blocks, each after the one below it in the goal.
     """
+    final, table = _good_moves(on, goal, order)
+    if final or len(table) == 1:
+        return final or table
+    lengths = [plan_length({**on, name: TABLE}, goal, order) for name, _ in table]
+    return [move for move, length in zip(table, lengths, strict=True) if length == min(lengths)]
+
+
+def plan_length(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> int:
+    """Return the length of a shortest plan from `on` to `goal`."""
+    state, made = dict(on), 0
+    while state != goal:
+        final, table = _good_moves(state, goal, order)
+        if not final:
+            return made + 1 + min(plan_length({**state, name: TABLE}, goal, order) for name, _ in table)
+        name, place = final[0]
+        state[name] = place
+        made += 1
+    return made
+
+
+def _good_moves(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> tuple[list[Move], list[Move]]:
+    """Return the moves of clear blocks to their final places, and those of other clear blocks to the table."""
     status = _statuses(on, goal, order)
-    loose = [name for name in order if status[name] in ("ready", "clear")]
-    final = [(name, goal[name]) for name in loose if status[name] == "ready"]
-    return final or [(name, TABLE) for name in loose if on[name] != TABLE]
+    final = [(name, goal[name]) for name in order if status[name] == "ready"]
+    table = [(name, TABLE) for name in order if status[name] == "clear" and on[name] != TABLE]
+    return final, table
 
 
 def _statuses(on: Mapping[str, str], goal: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:

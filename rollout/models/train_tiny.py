@@ -32,19 +32,19 @@ from agentgym.rollout.renderers.qwen3 import Qwen3Renderer
 
 COLOURS = ("red", "blue", "green", "black", "white", "pink", "gray", "gold", "brown", "violet")
 SOURCES = (
-    Source("agentgym/Countdown-v0", 0.35, {"n3": 0.4, "n4": 0.4, "n5": 0.1, "n6": 0.05, "n7": 0.0, "n8": 0.05}),
+    Source("agentgym/Countdown-v0", 0.5, {"n3": 0.4, "n4": 0.4, "n5": 0.1, "n6": 0.05, "n7": 0.0, "n8": 0.05}),
     Source(
         "agentgym/Blocksworld-v0",
-        0.4,
+        0.15,
         {"b3": 0.2, "b4": 0.3, "b5": 0.25, "b6": 0.15, "b8": 0.07, "b10": 0.03},
         few=COLOURS,
     ),
-    Source("agentgym/SearchQA-v0", 0.25, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
+    Source("agentgym/SearchQA-v0", 0.35, {"h1": 0.25, "h2": 0.3, "h3": 0.2, "h4": 0.15, "h5": 0.1}),
 )
 EASY = (
-    Source("agentgym/Countdown-v0", 0.35, {"n3": 0.7, "n4": 0.3}),
-    Source("agentgym/Blocksworld-v0", 0.4, {"b3": 0.7, "b4": 0.3}, few=COLOURS),
-    Source("agentgym/SearchQA-v0", 0.25, {"h1": 0.4, "h2": 0.4, "h3": 0.2}),
+    Source("agentgym/Countdown-v0", 0.5, {"n3": 0.7, "n4": 0.3}),
+    Source("agentgym/Blocksworld-v0", 0.15, {"b3": 0.7, "b4": 0.3}, few=COLOURS),
+    Source("agentgym/SearchQA-v0", 0.35, {"h1": 0.4, "h2": 0.4, "h3": 0.2}),
 )
 PHASES = ((0.5, EASY), (1.0, SOURCES))
 """`(until which share of the time, what is learned)`. Few things to choose from make copying quick to discover."""
@@ -52,8 +52,8 @@ _Architecture: Any = transformers.Qwen2ForCausalLM
 _Generation: Any = transformers.GenerationConfig
 HIDDEN, LAYERS, HEAD_SIZE, MLP = 128, 4, 32, 384
 MAX_CONTEXT = 4096
-BATCH_TOKENS = 2048
-"""Of each env in a step."""
+BATCH_TOKENS = 6144
+"""Of a step; each env gets its share."""
 PEAK_RATE, WARM_UP_STEPS, FLAT, LAST_RATE = 2e-3, 100, 0.5, 0.03
 TOKENIZER_TRACES = 1500
 HELD_OUT_POOLS = 2
@@ -221,7 +221,7 @@ def train(run: Run, minutes: float, *, seed: int, save_every: float) -> None:
     next_save = progress.seconds + save_every * 60
     average = 0.0
     for until, sources in PHASES:
-        makers = [BatchMaker(source, run.tokenizer, tokens=BATCH_TOKENS, seed=seed) for source in sources]
+        makers = [BatchMaker(s, run.tokenizer, tokens=round(s.share * BATCH_TOKENS), seed=seed) for s in sources]
         with closing(background(makers, progress.pools)) as stream:
             for progress.pools, batches in stream:
                 progress.seconds = monotonic() - started
@@ -249,7 +249,8 @@ def _report(run: Run, loss: float, probes: Sequence[Sequence[Batch]]) -> None:
 
 
 def _probe(source: Source, folder: Path, seed: int) -> list[Batch]:
-    maker = BatchMaker(source, folder, tokens=BATCH_TOKENS, seed=seed, split="validation", mistakes=0.0)
+    tokens = round(source.share * BATCH_TOKENS)
+    maker = BatchMaker(source, folder, tokens=tokens, seed=seed, split="validation", mistakes=0.0)
     return [batch for index in range(HELD_OUT_POOLS) for batch in maker.pool(index)]
 
 

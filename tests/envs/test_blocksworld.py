@@ -24,15 +24,15 @@ LEVELS = ("b3", "b4", "b5", "b6", "b8", "b10")
 START = {"red": "blue", "blue": TABLE, "green": TABLE}
 GOAL = {"red": "green", "blue": "red", "green": TABLE}
 GOLDEN = {
-    "train": "03bf9f65be933d3a",
-    "validation": "d03c981adb4b4304",
-    "test": "13895a73d8334ed6",
+    "train": "8d974d3283956f89",
+    "validation": "78120962a07f5df4",
+    "test": "0990efa0dbca8419",
 }
 
 
 def game(start: Mapping[str, str] = START, goal: Mapping[str, str] = GOAL) -> Blocksworld:
-    env = Blocksworld()
-    env.reset(seed=0, options={"task": Task("train/b3/0", "b3", {"start": start, "goal": goal})})
+    env = Blocksworld(max_turns=5)
+    env.reset(seed=0, options={"task": Task("train/b3/0", "b3", {"start": start, "goal": goal, "moves": 2})})
     return env
 
 
@@ -49,9 +49,10 @@ def test_gymnasium_accepts_it() -> None:
 
 def test_a_game_from_first_observation_to_success() -> None:
     env = Blocksworld()
-    observation, _ = env.reset(options={"task": Task("train/b3/0", "b3", {"start": START, "goal": GOAL})})
+    data = {"start": START, "goal": GOAL, "moves": 2}
+    observation, _ = env.reset(options={"task": Task("train/b3/0", "b3", data)})
     assert observation == (
-        "done green on table goal table\nready red on blue goal green\ncovered blue on table goal red"
+        "done green on table goal table\ncovered blue on table goal red\nready red on blue goal green"
     )
     observation, reward, terminated, _, _ = env.step(move("red", "green"))
     assert (reward, terminated) == (0.0, False)
@@ -90,7 +91,7 @@ def test_a_refused_move_names_the_reason_and_counts_as_a_turn(block: str, to: st
     assert (reward, terminated, info["success"]) == (0.0, False, None)
     assert info["tool_calls"][0]["error"].startswith(reason)
     assert observation.startswith(f"Error: {reason}")
-    assert observation.endswith("\ncovered blue on table goal red")
+    assert observation.endswith("\nready red on blue goal green")
     assert env.state["on"] == START
     assert env.snapshot().turn == 1
 
@@ -112,7 +113,7 @@ def test_a_bad_message_is_answered_in_words_and_the_blocks_restated(action: str 
     env = game()
     observation = env.step(action)[0]
     assert says in observation
-    assert observation.endswith("\ncovered blue on table goal red")
+    assert observation.endswith("\nready red on blue goal green")
     assert env.state["on"] == START
 
 
@@ -126,10 +127,10 @@ def test_calls_after_the_goal_are_refused() -> None:
 
 
 def test_the_step_limit_ends_a_failing_episode() -> None:
-    env = game()
-    limit = 2 + 1 + 2
-    steps = [env.step("") for _ in range(limit)]
-    assert [s[2:4] for s in steps] == [(False, False)] * (limit - 1) + [(False, True)]
+    env = Blocksworld()
+    env.reset(options={"task": Task("train/b3/0", "b3", {"start": START, "goal": GOAL, "moves": 2})})
+    steps = [env.step(""), env.step("")]
+    assert [s[2:4] for s in steps] == [(False, False), (False, True)]
     assert steps[-1][4]["success"] is False
     assert steps[-1][4]["reward_terms"] == {"success": 0.0, "progress": pytest.approx(0.1 / 3)}
 
@@ -202,7 +203,27 @@ def test_a_random_valid_move_is_accepted(level: str) -> None:
 def test_the_longest_level_needs_about_15_moves() -> None:
     env = Blocksworld(level="b10")
     limits = [env.turn_limit(env.tasks.task("train", i, "b10")) for i in range(50)]
-    assert 20 <= sum(limits) / len(limits) <= 30
+    assert 13 <= sum(limits) / len(limits) <= 17
+    assert max(limits) >= 17
+
+
+@pytest.mark.parametrize(("level", "tasks"), [("b3", 40), ("b4", 25), ("b5", 4)])
+def test_the_limit_is_the_length_of_a_shortest_plan(level: str, tasks: int) -> None:
+    for index in range(tasks):
+        data = make_task(seeding.rng(7, index), level)
+        names = list(data["start"])
+        reached, moves = {tuple(data["start"].values())}, 0
+        wanted = tuple(data["goal"][name] for name in names)
+        while wanted not in reached:  # every valid move from every state: breadth first
+            reached = {after for state in reached for after in _after_any_move(dict(zip(names, state, strict=True)))}
+            moves += 1
+        assert moves == data["moves"]
+
+
+def _after_any_move(on: Mapping[str, str]) -> list[tuple[str, ...]]:
+    clear = [name for name in on if name not in on.values()]
+    places = [*clear, TABLE]
+    return [tuple({**on, a: b}.values()) for a in clear for b in places if a != b and on[a] != b]
 
 
 @settings(max_examples=25)

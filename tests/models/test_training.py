@@ -103,7 +103,7 @@ def test_shared_prefix_equals_the_plain_forward_pass_with_its_gradients(renderer
 
 def test_a_short_run_saves_a_model_and_is_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_tiny, "TOKENIZER_TRACES", 20)
-    monkeypatch.setattr(train_tiny, "BATCH_TOKENS", 400)
+    monkeypatch.setattr(train_tiny, "BATCH_TOKENS", 1200)
     monkeypatch.setattr(train_tiny, "REPORT_EVERY", 1)
     monkeypatch.setattr(batches, "_POOL", 3)
 
