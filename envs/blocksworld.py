@@ -19,7 +19,7 @@ Move: TypeAlias = tuple[str, str]
 
 TABLE = "table"
 NAMES = ("red", "blue", "green", "black", "white", "pink", "gray", "gold", "brown", "violet")
-MIX = {"b3": 0.2, "b4": 0.3, "b5": 0.3, "b6": 0.2, "b8": 0.0, "b10": 0.0}
+MIX = {"b3": 0.0, "b4": 0.1, "b5": 0.1, "b6": 0.3, "b8": 0.3, "b10": 0.2}
 PROGRESS_WEIGHT = 0.1
 _LINES = ("done", "covered", "clear", "ready")
 _NEW_STACK = 0.1

@@ -16,7 +16,7 @@ from agentgym.tool_env import ToolEnv
 from agentgym.tools import tool
 
 SIZES = {"train": 8000, "validation": 1000, "test": 1000}
-MIX = {"n3": 0.5, "n4": 0.5, "n5": 0.0, "n6": 0.0, "n7": 0.0, "n8": 0.0}
+MIX = {"n3": 0.7, "n4": 0.2, "n5": 0.1, "n6": 0.0, "n7": 0.0, "n8": 0.0}
 SEARCHABLE = 4
 PROGRESS_WEIGHT = 0.1
 

@@ -18,7 +18,7 @@ from agentgym.tool_env import ToolEnv
 from agentgym.tools import tool
 
 HOPS: Mapping[str, int] = {"h1": 1, "h2": 2, "h3": 3, "h4": 4, "h5": 5}
-MIX: Mapping[str, float] = {"h1": 0.2, "h2": 0.3, "h3": 0.3, "h4": 0.1, "h5": 0.1}
+MIX: Mapping[str, float] = {"h1": 0.1, "h2": 0.2, "h3": 0.3, "h4": 0.2, "h5": 0.2}
 RESULTS = 4
 SUCCESS_F1 = 0.3
 _F1_WEIGHT = _HOPS_WEIGHT = 0.1

@@ -24,9 +24,9 @@ LEVELS = ("b3", "b4", "b5", "b6", "b8", "b10")
 START = {"red": "blue", "blue": TABLE, "green": TABLE}
 GOAL = {"red": "green", "blue": "red", "green": TABLE}
 GOLDEN = {
-    "train": "8d974d3283956f89",
-    "validation": "78120962a07f5df4",
-    "test": "0990efa0dbca8419",
+    "train": "d1f4a6dcb5584ad0",
+    "validation": "cb6863b05130cead",
+    "test": "c4d20a906cb85ea2",
 }
 
 

@@ -23,9 +23,9 @@ from agentgym.tasks import Task
 ENV_ID = "agentgym/Countdown-v0"
 LEVELS = ("n3", "n4", "n5", "n6", "n7", "n8")
 GOLDEN = {
-    "train": "8845c923bc4fa735",
-    "validation": "07e02703836fb4e5",
-    "test": "6973911c032f7f20",
+    "train": "9ddfca8a56eebb19",
+    "validation": "0101eeac164f3bc3",
+    "test": "7c7948703f1fa4b7",
 }
 
 
