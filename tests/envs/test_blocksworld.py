@@ -57,10 +57,7 @@ def test_a_game_from_first_observation_to_success() -> None:
     observation, reward, terminated, _, _ = env.step(move("red", "green"))
     assert (reward, terminated) == (0.0, False)
     assert observation == (
-        "Moved.\n"
-        "done green on table goal table\n"
-        "done red on green goal green\n"
-        "ready blue on table goal red"
+        "Moved.\ndone green on table goal table\ndone red on green goal green\nready blue on table goal red"
     )
     observation, reward, terminated, truncated, info = env.step(move("blue", "red"))
     assert (observation, terminated, truncated, info["success"]) == ("Moved. All done.", True, False, True)
