@@ -29,7 +29,8 @@ class ToolEnv(Env):
 
     @cached_property
     def _tools(self) -> dict[str, ToolSpec]:
-        methods = [replace(s, function=getattr(self, attribute)) for attribute, s in _method_specs(type(self)).items()]
+        own: type = type(self)
+        methods = [replace(spec, function=getattr(self, name)) for name, spec in _method_specs(own).items()]
         specs = [*methods, *(t if isinstance(t, ToolSpec) else ToolSpec.of(t) for t in self.extra_tools)]
         table = {spec.name: spec for spec in specs}
         if len(table) < len(specs):
