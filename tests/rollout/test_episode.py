@@ -456,10 +456,10 @@ def test_complaint_68_a_turn_that_hangs_is_a_timeout_and_its_slot_is_free_again(
         def fault(self):
             release.wait()
 
-    forest = lab.run(Hangs, concurrency=1, env_deadline=0.05, retries=1, **ONE)
+    forest = lab.run(Hangs, concurrency=1, env_deadline=1.0, retries=1, **ONE)
     assert forest.n_leaves == 7
     assert lab.kinds(forest) == [Failure.ENV_TIMEOUT] * 2
-    assert "step took longer than 0.05 s" in forest.trees[0].error[forest.trees[0].failed[0]]
+    assert "step took longer than 1 s" in forest.trees[0].error[forest.trees[0].failed[0]]
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "agentgym-env")
     release.set()
 

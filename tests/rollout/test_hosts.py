@@ -254,7 +254,7 @@ def test_a_hung_env_does_not_keep_the_process_alive(tmp_path):
         "    tasks = lab.lengths(2, 3)\n"
         "    def hook(self, turn):\n"
         "        if turn == 3: threading.Event().wait()\n"
-        "forest = lab.run(Hangs, tasks=2, budget=16, env_deadline=0.1, retries=0, allow_failed=1.0)\n"
+        "forest = lab.run(Hangs, tasks=2, budget=16, env_deadline=1.5, retries=0, allow_failed=1.0)\n"
         "print(forest.n_leaves, forest.n_failed)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
