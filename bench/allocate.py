@@ -10,6 +10,8 @@ random turn costs about half a rollout. The predictor of `trace` has seen a warm
 at each turn of the root rollouts `PROBES` extra continuations (of which the first two are left out, since they are
 those that the measured run itself will make). What is measured so is not charged to the budget.
 
+`--levels mix` plays the env's default mix of levels.
+
 Columns: `effective`: share of all tasks whose scored leaves have both outcomes. `played`: the same share of the tasks
 that got any leaf (TRACE filters tasks out). `mixed/10k`: groups with both outcomes for each 10,000 sampled tokens.
 `zero`: share of the played tasks with a zero advantage. `distinct`: share of distinct leaves.
@@ -41,6 +43,7 @@ from agentgym.seeding import Rng
 
 ROLLOUTS, TREE_LEAVES = 8, 12
 ROOT_PROBES, PROBES, LEFT_OUT = 64, 10, 2
+MIX = "mix"
 METRICS = ("effective", "played", "mixed/10k", "zero", "distinct", "tokens", "success")
 
 
@@ -140,7 +143,7 @@ class Bench:
         return ag.rollout(
             self.env,
             allocator=allocator,
-            level=self.level,
+            level=None if self.level == MIX else self.level,
             split=split,
             tasks=self.tasks,
             budget=leaves,

@@ -12,7 +12,9 @@ from agentgym.rollout import journal
 from agentgym.rollout.views import Forest
 
 COUNTDOWN = "agentgym/Countdown-v0"
-ARGS = ("--allocator", "trace", "--tasks", 120, "--step-tasks", 40, "--budget", 720, "--seed", 3, "--concurrency", 16)
+LEAVES = 2160
+RUN = ("--allocator", "trace", "--tasks", 360, "--step-tasks", 40, "--budget", LEAVES, "--seed", 3)
+ARGS = (*RUN, "--level", "n4", "--concurrency", 16)
 
 
 def run_args(scripted, out: str) -> list[object]:
@@ -53,7 +55,7 @@ def test_interrupt_saves_and_resume_completes(spawn, finish, cli, scripted, whol
     assert (done.code, done.out) == (130, "")
     assert done.err == "saved: x; continue with --resume\n"
     partial = Forest.load("x")
-    assert 0 < partial.n_leaves < 720
+    assert 0 < partial.n_leaves < LEAVES
     assert cli(*run_args(scripted, "x"), "--resume").code == 0
     assert canonical("x") == whole
 
@@ -65,5 +67,5 @@ def test_kill_loses_and_doubles_nothing(spawn, finish, cli, scripted, whole, siz
     assert finish(child).code == -signal.SIGKILL
     done = cli(*run_args(scripted, "x"), "--resume", "--json")
     assert done.code == 0, done.err
-    assert done.json["leaves"] == 720
+    assert done.json["leaves"] == LEAVES
     assert canonical("x") == whole
