@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +55,11 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     return call
 
 
+def _hear_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and a child would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a command in a process of its own; none outlives the test."""
@@ -61,7 +67,8 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def call(*args: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "agentgym.cli.main", *map(str, args)]
-        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        children.append(subprocess.Popen(command, preexec_fn=_hear_interrupts, **pipes))
         return children[-1]
 
     yield call
